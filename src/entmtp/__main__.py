@@ -1,0 +1,5 @@
+"""Runs the command line: ``python -m entmtp``."""
+
+from entmtp.cli import main
+
+main()

@@ -1,0 +1,102 @@
+"""The drafter's contract, and the draft tree that crosses from drafter to target.
+
+A drafter only proposes: whatever it returns, the output of decoding is the target's own. It keeps
+one state a sequence and knows nothing of the target's cache or of the policy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from entmtp.errors import TopologyError
+from entmtp.topology import Topology
+
+__all__ = ["DraftRequest", "DraftTree", "Drafter", "DrafterState", "check_depth"]
+
+DrafterState = Any
+"""Private to each drafter: made by ``prefill``, handed back at every call."""
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """A topology filled with tokens for one step.
+
+    Attributes:
+        topology: may have fewer nodes than the plan, where the drafter found nothing to propose.
+        tokens: int64 ``(N,)``; entry 0 is the root token.
+    """
+
+    topology: Topology
+    tokens: Tensor
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """One sequence of a batch that wants a tree.
+
+    Attributes:
+        state: of that sequence.
+        root: the newest emitted token, not yet seen by the target.
+        plan: the shape to fill.
+    """
+
+    state: DrafterState
+    root: int
+    plan: Topology
+
+
+class Drafter(Protocol):
+    """Proposes draft trees. All calls are made in order: prefill, then draft and commit."""
+
+    @property
+    def name(self) -> str:
+        """For reports, for example ``hydra``."""
+
+    @property
+    def max_depth(self) -> int | None:
+        """Deepest tree that can be filled; ``None`` where there is no limit."""
+
+    @property
+    def max_width(self) -> int | None:
+        """Number of child ranks that can be filled; ``None`` where there is no limit."""
+
+    def prefill(self, prompt: Sequence[int], hidden: Tensor, root: int) -> DrafterState:
+        """State of a sequence whose prompt the target has read.
+
+        Args:
+            prompt: its P tokens.
+            hidden: ``(P, H)`` hidden states of the target at those tokens.
+            root: the first emitted token.
+        """
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """Fill one tree a request; rows of one depth are evaluated together."""
+
+    def commit(self, state: DrafterState, hidden: Tensor, tokens: Sequence[int]) -> None:
+        """Take in the outcome of a step.
+
+        Args:
+            state: of that sequence.
+            hidden: ``(a + 1, H)`` hidden states at the root and the a accepted nodes.
+            tokens: the a accepted tokens and the bonus token, which is the next root.
+        """
+
+
+def check_depth(drafter: Drafter, topology: Topology, name: str) -> None:
+    """Refuse a tree that a drafter cannot fill.
+
+    Raises:
+        TopologyError: deeper than the heads, or a rank beyond their vocabulary.
+    """
+    if drafter.max_depth is not None and topology.max_depth > drafter.max_depth:
+        raise TopologyError(
+            f"topology {name!r} is {topology.max_depth} deep, but the {drafter.name} drafter has "
+            f"{drafter.max_depth} heads; use a tree of depth <= {drafter.max_depth}"
+        )
+    if drafter.max_width is not None and topology.max_rank >= drafter.max_width:
+        raise TopologyError(
+            f"topology {name!r} uses child rank {topology.max_rank}, but the {drafter.name} "
+            f"drafter ranks {drafter.max_width} tokens; use ranks below that"
+        )

@@ -1,0 +1,301 @@
+"""From one row of logits to one token, the same way in plain and in tree decoding.
+
+    token(position, logits) = argmax(logits)                                       temperature 0
+                            = argmax(warp(logits) + gumbel(seed, position, id))    temperature > 0
+
+The noise is a function of (seed, position, token id) and of nothing else, so a token does not
+depend on how tokens were grouped into steps. Adding standard Gumbel noise to log-probabilities and
+taking the arg-max draws from the distribution (Gumbel-max trick). Ties go to the lower token id.
+"""
+
+import math
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from entmtp.errors import InputError
+
+__all__ = [
+    "SamplingParams",
+    "choose_token",
+    "derive_seed",
+    "draw_seed",
+    "entropy_and_top1",
+    "greedy_tokens",
+    "gumbel_noise",
+    "penalize",
+    "philox",
+    "stable_top_k",
+    "warp",
+]
+
+_MASK32 = 0xFFFFFFFF
+_MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen and when a text ends; validated when made.
+
+    Attributes:
+        max_new_tokens: most tokens to emit, the end-of-text token included.
+        temperature: 0 is greedy; logits are divided by it otherwise.
+        top_k: keep the k most probable tokens; 0 keeps all.
+        top_p: keep the smallest set of most probable tokens that reaches this mass; 1 keeps all.
+        min_p: drop tokens less probable than this share of the most probable one; 0 keeps all.
+        repetition_penalty: > 1 divides positive and multiplies negative logits of tokens that
+            occur in the prompt or in the text so far.
+        presence_penalty: subtracted once from tokens in the text so far (prompt not counted).
+        frequency_penalty: subtracted per occurrence in the text so far (prompt not counted).
+        seed: 0 to 2**63 - 1; ``None`` draws one, which is reported.
+        stop: strings that end the text; the text is cut before the first that appears.
+        ignore_eos: go on past the end-of-text token.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            InputError: names the field, its value and its limits.
+        """
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"{item.name} is {value}; it must be a finite number")
+        self._check("max_new_tokens", self.max_new_tokens >= 1, "at least 1")
+        self._check("temperature", self.temperature >= 0, "0 (greedy) or more")
+        self._check("top_k", self.top_k >= 0, "0 (off) or more")
+        self._check("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
+        self._check("min_p", 0 <= self.min_p <= 1, "between 0 and 1")
+        self._check("repetition_penalty", self.repetition_penalty > 0, "above 0")
+        self._check(
+            "seed", self.seed is None or 0 <= self.seed <= _MAX_SEED, "between 0 and 2**63 - 1"
+        )
+        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
+            raise InputError(f"stop is {self.stop!r}; it must be a tuple of non-empty strings")
+
+    def _check(self, name: str, is_valid: bool, limits: str) -> None:
+        if not is_valid:
+            raise InputError(f"{name} is {getattr(self, name)}; it must be {limits}")
+
+    @property
+    def is_greedy(self) -> bool:
+        """True where no noise is drawn."""
+        return self.temperature == 0
+
+    @property
+    def has_penalties(self) -> bool:
+        """True where a token depends on the tokens before it, beyond the logits."""
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+        )
+
+
+def draw_seed() -> int:
+    """A fresh seed from the operating system, short enough to copy by hand."""
+    return secrets.randbelow(2**32)
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """Seed of row ``index`` of a batch: distinct per row, and ``seed`` itself for row 0.
+
+    The mixing is one round of splitmix64, kept to 63 bits.
+    """
+    if index == 0:
+        return seed
+    z = (seed + index * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (z ^ (z >> 31)) & _MAX_SEED
+
+
+def philox(counter: tuple[Tensor | int, int, int, int], key: int) -> Tensor:
+    """Philox4x32-10, the counter-based generator of Salmon et al. (SC 2011).
+
+    Args:
+        counter: four 32-bit words; the first may be an int64 tensor of shape ``(B,)``.
+        key: 64 bits, low word first.
+
+    Returns:
+        int64 ``(B, 4)`` with values in [0, 2**32), on the device of the counter.
+    """
+    first = torch.as_tensor(counter[0], dtype=torch.int64).reshape(-1)
+    c0, c1, c2, c3 = first, *(torch.full_like(first, word & _MASK32) for word in counter[1:])
+    k0, k1 = key & _MASK32, (key >> 32) & _MASK32
+    for _ in range(10):
+        # int64 products wrap, but their low 64 bits are those of the unsigned product
+        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = (
+            ((p1 >> 32) & _MASK32) ^ c1 ^ k0,
+            p1 & _MASK32,
+            ((p0 >> 32) & _MASK32) ^ c3 ^ k1,
+            p0 & _MASK32,
+        )
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK32, (k1 + 0xBB67AE85) & _MASK32
+    return torch.stack((c0, c1, c2, c3), dim=1)
+
+
+def gumbel_noise(
+    seed: int, position: int, num_tokens: int, device: torch.device | None = None
+) -> Tensor:
+    """Standard Gumbel noise for token ids ``0 .. num_tokens - 1`` at one position.
+
+    Token id t takes word t % 4 of the Philox block with counter (t // 4, position). A word w
+    becomes u = (w + 1/2) / 2**32, so 0 < u < 1 and the noise lies within (-3.2, 22.9).
+
+    Returns:
+        float32 ``(num_tokens,)``, computed in float64.
+    """
+    blocks = torch.arange((num_tokens + 3) // 4, dtype=torch.int64, device=device)
+    words = philox((blocks, position, position >> 32, 0), seed).reshape(-1)[:num_tokens]
+    uniform = (words.to(torch.float64) + 0.5) * 2.0**-32
+    return -torch.log(-torch.log(uniform)).to(torch.float32)
+
+
+def stable_top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row, in falling order; ties go to the lower index.
+
+    Equals the first k of a stable sort, but sorts only where a tie makes that necessary.
+
+    Args:
+        values: ``(..., V)`` without NaN.
+        k: at most V.
+
+    Returns:
+        values and int64 indices, both ``(..., k)``.
+    """
+    size = values.shape[-1]
+    top, index = torch.topk(values, min(k + 1, size), dim=-1)
+    if bool((top[..., 1:] == top[..., :-1]).any()):
+        top, index = torch.sort(values, dim=-1, descending=True, stable=True)
+    return top[..., :k], index[..., :k]
+
+
+def penalize(
+    logits: Tensor, params: SamplingParams, prompt: Sequence[int], generated: Sequence[int]
+) -> Tensor:
+    """Logits after repetition, presence and frequency penalties.
+
+    Args:
+        logits: float32 ``(V,)``, left as it is.
+        params: the penalties.
+        prompt: counted by ``repetition_penalty`` alone.
+        generated: all tokens emitted before this position, the path of a tree node included.
+    """
+    if not params.has_penalties:
+        return logits
+    logits = logits.clone()
+    if params.repetition_penalty != 1:
+        seen = torch.tensor(sorted({*prompt, *generated}), dtype=torch.int64, device=logits.device)
+        values = logits[seen]
+        factor = params.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / factor, values * factor)
+    counts = Counter(generated)
+    ids = torch.tensor(list(counts), dtype=torch.int64, device=logits.device)
+    times = torch.tensor(list(counts.values()), dtype=torch.float32, device=logits.device)
+    logits[ids] -= params.presence_penalty + params.frequency_penalty * times
+    return logits
+
+
+def warp(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Temperature, then top-k, top-p and min-p; dropped tokens become ``-inf``.
+
+    Args:
+        logits: float32 ``(V,)``, penalties applied; ``params.temperature`` must be > 0.
+
+    Returns:
+        float32 ``(V,)``; at least one entry is finite. Probabilities are its softmax.
+    """
+    scores = logits / params.temperature
+    if 0 < params.top_k < scores.numel():
+        _, keep = stable_top_k(scores, params.top_k)
+        scores = torch.full_like(scores, -math.inf).index_copy_(0, keep, scores[keep])
+    if params.top_p < 1:
+        ordered, index = torch.sort(scores, descending=True, stable=True)
+        probs = torch.softmax(ordered, dim=0)
+        mass_before = torch.cumsum(probs, dim=0) - probs
+        scores[index[mass_before >= params.top_p]] = -math.inf
+    if params.min_p > 0:
+        floor = scores.max() + math.log(params.min_p)
+        scores = torch.where(scores < floor, -math.inf, scores)
+    return scores
+
+
+def token_scores(
+    logits: Tensor,
+    params: SamplingParams,
+    seed: int,
+    position: int,
+    history: tuple[Sequence[int], Sequence[int]],
+) -> Tensor:
+    """The float32 ``(V,)`` row whose arg-max is the token; arguments as :func:`choose_token`."""
+    scores = penalize(logits.to(torch.float32), params, *history)
+    if params.is_greedy:
+        return scores
+    noise = gumbel_noise(seed, position, scores.numel(), scores.device)
+    return warp(scores, params) + noise
+
+
+def choose_token(
+    logits: Tensor,
+    params: SamplingParams,
+    seed: int,
+    position: int,
+    history: tuple[Sequence[int], Sequence[int]],
+) -> int:
+    """The target's token at one position: the one rule of plain and of tree decoding.
+
+    Args:
+        logits: ``(V,)`` raw logits of the row before ``position``, any float dtype.
+        params: warps and penalties.
+        seed: of this sequence; unused at temperature 0.
+        position: absolute index, from 0, that the token will take in its sequence.
+        history: prompt tokens, and the tokens emitted between the prompt and ``position``.
+    """
+    return int(torch.argmax(token_scores(logits, params, seed, position, history)))
+
+
+def greedy_tokens(logits: Tensor) -> Tensor:
+    """:func:`choose_token` for all rows at once, at temperature 0 without penalties.
+
+    Args:
+        logits: ``(N, V)``.
+
+    Returns:
+        int64 ``(N,)``.
+    """
+    return torch.argmax(logits, dim=-1)
+
+
+def entropy_and_top1(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Shannon entropy in nats and top-1 probability of softmax over raw logits.
+
+    Args:
+        logits: ``(..., V)``; computed in float32 as H = log Z - sum p x.
+
+    Returns:
+        float32 entropies and probabilities, both ``(...)``.
+    """
+    logits = logits.to(torch.float32)
+    log_z = torch.logsumexp(logits, dim=-1)
+    log_probs = logits - log_z.unsqueeze(-1)
+    probs = log_probs.exp()
+    return -(probs * log_probs).sum(dim=-1).clamp(max=0), probs.amax(dim=-1)

@@ -1,0 +1,127 @@
+"""The target's contract: one forward over a ragged batch of segments.
+
+Plain decoding (one token), a draft tree (N nodes) and a chunk of a prompt are all segments, so
+batching and chunked prefill need no second path.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, device, dtype
+
+__all__ = ["KVCache", "Segment", "Target", "TargetConfig", "TargetOutput"]
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """Sizes of a Llama-family decoder.
+
+    Attributes:
+        family: ``llama``, ``mistral``, ``qwen2`` or ``qwen3``.
+        context_window: most positions a sequence may have, prompt included.
+        qkv_bias: biases on the query, key and value projections.
+        o_bias: bias on the attention output projection.
+        mlp_bias: biases on the three projections of the feed-forward block.
+        qk_norm: RMS norm on each query and key head before the rotation.
+        tie_embeddings: the output head is the input embedding.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_window: int
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tie_embeddings: bool = False
+
+
+class KVCache(Protocol):
+    """Keys and values of one sequence: committed rows, then those of the last forward."""
+
+    @property
+    def length(self) -> int:
+        """Committed rows."""
+
+    def commit(self, rows: Sequence[int]) -> None:
+        """Keep these rows of the last forward, in this order, and drop its others.
+
+        Args:
+            rows: increasing indices into the segment of the last forward.
+        """
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The rows of one sequence in a forward.
+
+    Attributes:
+        cache: where the prefix lies; the rows are appended to it, uncommitted.
+        tokens: int64 ``(N,)``, on the CPU or on the target's device.
+        depths: ``(N,)``; position of a row = ``cache.length`` + its depth.
+        mask: ``(N, N)`` boolean ancestor mask among the rows; ``None`` is causal (a chain).
+            Every row sees the whole prefix.
+        logits: for which rows the output head is evaluated.
+    """
+
+    cache: KVCache
+    tokens: Tensor
+    depths: npt.NDArray[np.int64]
+    mask: npt.NDArray[np.bool_] | None = None
+    logits: Literal["all", "last", "none"] = "all"
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """What a forward gives, one entry a segment.
+
+    Attributes:
+        logits: ``(N, V)``, ``(1, V)`` or ``(0, V)`` as the segment asked, in the target's dtype.
+        hidden: ``(N, H)`` after the final norm: what the output head and the drafters read.
+    """
+
+    logits: tuple[Tensor, ...]
+    hidden: tuple[Tensor, ...]
+
+
+class Target(Protocol):
+    """The model whose output must be preserved."""
+
+    @property
+    def config(self) -> TargetConfig:
+        """Sizes."""
+
+    @property
+    def device(self) -> device:
+        """Where logits and hidden states live."""
+
+    @property
+    def dtype(self) -> dtype:
+        """Of logits and hidden states."""
+
+    @property
+    def backend(self) -> str:
+        """Name for reports, for example ``torch-cpu``."""
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """An empty cache with room for ``capacity`` rows; it grows where that is exceeded."""
+
+    def forward(self, segments: Sequence[Segment]) -> TargetOutput:
+        """Evaluate all rows of all segments in one pass."""
+
+    def embedding(self) -> Tensor:
+        """``(V, H)`` input embedding, not to be written to."""
+
+    def output_rows(self, ids: Tensor) -> Tensor:
+        """``(len(ids), H)`` rows of the output head, a copy."""
