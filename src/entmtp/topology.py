@@ -34,6 +34,7 @@ class Level:
 
     Attributes:
         parents: ``(R,)`` nodes of the depth above that have children: the rows to evaluate.
+        paths: ``(R, depth)`` nodes from the root to each parent, both included.
         children: ``(C,)`` nodes of this depth.
         parent_rows: ``(C,)`` index into ``parents`` for each child.
         ranks: ``(C,)`` child rank of each child; gaps are legal.
@@ -41,6 +42,7 @@ class Level:
     """
 
     parents: IntArray
+    paths: IntArray
     children: IntArray
     parent_rows: IntArray
     ranks: IntArray
@@ -70,7 +72,9 @@ class Topology:
         """
         checked = [_check_path(path) for path in _as_list(paths)]
         if len(checked) > MAX_NODES:
-            raise TopologyError(f"the tree has {len(checked)} nodes; at most {MAX_NODES} are allowed")
+            raise TopologyError(
+                f"the tree has {len(checked)} nodes; at most {MAX_NODES} are allowed"
+            )
         unique = set(checked)
         if len(unique) != len(checked):
             twice = next(path for path in checked if checked.count(path) > 1)
@@ -172,7 +176,9 @@ class Topology:
         children = np.flatnonzero(self.depths == depth)
         parents, parent_rows = np.unique(self.parents[children], return_inverse=True)
         ranks = np.array([self.paths[node - 1][-1] for node in children.tolist()], dtype=np.int64)
-        return Level(parents, children, parent_rows.reshape(-1), ranks, int(ranks.max()) + 1)
+        paths = np.array([self.path_nodes(node) for node in parents.tolist()], dtype=np.int64)
+        width = int(ranks.max()) + 1
+        return Level(parents, paths, children, parent_rows.reshape(-1), ranks, width)
 
 
 def named_topologies() -> dict[str, Topology]:
@@ -208,7 +214,9 @@ def _order(path: Path) -> tuple[int, Path]:
 
 def _as_list(paths: object) -> Sequence[object]:
     if isinstance(paths, str | bytes | dict) or not isinstance(paths, Iterable):
-        raise TopologyError(f"a tree is a list of paths such as [[0], [1], [0, 0]], not {paths!r:.80}")
+        raise TopologyError(
+            f"a tree is a list of paths such as [[0], [1], [0, 0]], not {paths!r:.80}"
+        )
     return list(paths)
 
 

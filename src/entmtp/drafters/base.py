@@ -84,7 +84,7 @@ class Drafter(Protocol):
         """
 
 
-def check_depth(drafter: Drafter, topology: Topology, name: str) -> None:
+def check_depth(drafter: Drafter, topology: Topology) -> None:
     """Refuse a tree that a drafter cannot fill.
 
     Raises:
@@ -92,11 +92,11 @@ def check_depth(drafter: Drafter, topology: Topology, name: str) -> None:
     """
     if drafter.max_depth is not None and topology.max_depth > drafter.max_depth:
         raise TopologyError(
-            f"topology {name!r} is {topology.max_depth} deep, but the {drafter.name} drafter has "
+            f"the tree is {topology.max_depth} deep, but the {drafter.name} drafter has "
             f"{drafter.max_depth} heads; use a tree of depth <= {drafter.max_depth}"
         )
     if drafter.max_width is not None and topology.max_rank >= drafter.max_width:
         raise TopologyError(
-            f"topology {name!r} uses child rank {topology.max_rank}, but the {drafter.name} "
-            f"drafter ranks {drafter.max_width} tokens; use ranks below that"
+            f"the tree uses child rank {topology.max_rank}, but the {drafter.name} drafter ranks "
+            f"{drafter.max_width} tokens; use ranks below that"
         )

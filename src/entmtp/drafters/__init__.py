@@ -1,0 +1,1 @@
+"""Drafters: Medusa and Hydra heads, and prompt lookup, behind one protocol."""

@@ -1,0 +1,351 @@
+"""The decoding loop: signal, choose, draft, forward, verify, commit."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from entmtp.drafters.base import Drafter, DraftRequest, DraftTree, check_depth
+from entmtp.engine.results import GenerationResult, Request, StreamChunk
+from entmtp.engine.sequence import ActiveSequence
+from entmtp.engine.text import OutputText
+from entmtp.errors import InputError, NumericalError
+from entmtp.sampling import SamplingParams, derive_seed, draw_seed, entropy_and_top1
+from entmtp.scheduler import TopologyScheduler
+from entmtp.target.base import Segment, Target, TargetOutput
+from entmtp.tokenizer import Message, Tokenizer
+from entmtp.verify import TypicalParams
+
+__all__ = ["Engine", "EngineLimits"]
+
+Prompt = str | Sequence[int]
+
+LogitsObserver = Callable[[int, int, Tensor], None]
+"""``(request_id, index of the emitted token, (V,) raw logits it was chosen from)``."""
+
+_Emitted = list[tuple[ActiveSequence, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """Bounds on the work of one step.
+
+    Attributes:
+        max_batch_size: sequences decoded at once; others wait.
+        prefill_chunk: prompt tokens read in one step, over all sequences.
+        spare_rows: cache rows beyond prompt and answer that a draft tree may use before the cache
+            has to grow.
+    """
+
+    max_batch_size: int = 32
+    prefill_chunk: int = 512
+    spare_rows: int = 65
+
+    def __post_init__(self) -> None:
+        """Refuse limits under which nothing could run."""
+        if self.max_batch_size < 1 or self.prefill_chunk < 1 or self.spare_rows < 0:
+            raise InputError(f"limits must be positive: {self}")
+
+
+class Engine:
+    """Decodes sequences, one step at a time, with the output that plain decoding would give."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        scheduler: TopologyScheduler,
+        tokenizer: Tokenizer,
+        limits: EngineLimits | None = None,
+    ) -> None:
+        """Join the parts; :func:`entmtp.load` does it from names and files."""
+        self.target = target
+        self.drafter = drafter
+        self.scheduler = scheduler
+        self.tokenizer = tokenizer
+        self.limits = limits or EngineLimits()
+        self.logits_observer: LogitsObserver | None = None
+        self._next_id = 0
+        self._waiting: deque[tuple[int, Request]] = deque()
+        self._running: list[ActiveSequence] = []
+
+    # -- whole texts ---------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        scheduler: TopologyScheduler | None = None,
+        typical: TypicalParams | None = None,
+    ) -> GenerationResult:
+        """Decode one prompt to its end.
+
+        Args:
+            prompt: raw text, or token ids (:meth:`chat_prompt` makes them from messages).
+            sampling: default: greedy, 256 tokens.
+            scheduler: replaces the engine's for this call.
+            typical: **lossy** typical acceptance instead of exact verification.
+
+        Raises:
+            InputError: the prompt is empty or longer than the context window.
+        """
+        return self.generate_batch([prompt], sampling, scheduler=scheduler, typical=typical)[0]
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | None = None,
+        *,
+        scheduler: TopologyScheduler | None = None,
+        typical: TypicalParams | None = None,
+    ) -> list[GenerationResult]:
+        """Decode several prompts together; each gets the tokens that it gets alone.
+
+        Row i is seeded with ``derive_seed(seed, i)``, which its result reports.
+        """
+        sampling = sampling or SamplingParams()
+        seed = draw_seed() if sampling.seed is None else sampling.seed
+        requests = [
+            Request(
+                prompt=self.encode(prompt),
+                sampling=replace(sampling, seed=derive_seed(seed, index)),
+                scheduler=scheduler,
+                typical=typical,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        for request in requests:
+            self._check(request)
+        return self.run(requests)
+
+    def run(self, requests: Sequence[Request]) -> list[GenerationResult]:
+        """Decode requests to their ends; results in the same order."""
+        ids = [self.submit(request) for request in requests]
+        results: dict[int, GenerationResult] = {}
+        try:
+            while not all(i in results for i in ids):
+                for chunk in self.step():
+                    if chunk.result is not None:
+                        results[chunk.request_id] = chunk.result
+        finally:
+            for i in ids:
+                if i not in results:
+                    self.cancel(i)
+        return [results[i] for i in ids]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        scheduler: TopologyScheduler | None = None,
+        typical: TypicalParams | None = None,
+    ) -> Iterator[StreamChunk]:
+        """Decode one prompt; yields a chunk a step, the last one with the result.
+
+        Closing the iterator cancels the request. Arguments and errors as :meth:`generate`.
+        """
+        request = Request(self.encode(prompt), sampling or SamplingParams(), scheduler, typical)
+        self._check(request)
+        return self._stream(request)
+
+    def _stream(self, request: Request) -> Iterator[StreamChunk]:
+        request_id = self.submit(request)
+        is_open = True
+        try:
+            while is_open:
+                for chunk in self.step():
+                    if chunk.request_id == request_id:
+                        is_open = chunk.result is None
+                        yield chunk
+        finally:
+            self.cancel(request_id)
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """Token ids of raw text; token ids are passed through."""
+        return tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+
+    def chat_prompt(self, messages: str | Sequence[Message]) -> tuple[int, ...]:
+        """Token ids of a conversation under the model's chat template.
+
+        Args:
+            messages: ``[{"role": "user", "content": "..."}, ...]``, or one user turn as text.
+
+        Raises:
+            InputError: the model has no chat template, or a turn is empty.
+        """
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if not messages or not all(m.get("content", "").strip() for m in messages):
+            raise InputError("the prompt is empty; give it at least one word")
+        return tuple(self.tokenizer.encode_chat(messages))
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> int:
+        """Queue a request; returns its id.
+
+        Raises:
+            InputError: the prompt is empty, too long, or holds ids outside the vocabulary.
+        """
+        self._check(request)
+        request_id, self._next_id = self._next_id, self._next_id + 1
+        self._waiting.append((request_id, request))
+        return request_id
+
+    def cancel(self, request_id: int) -> None:
+        """Drop a request, wherever it is; unknown and finished ones are ignored."""
+        self._waiting = deque(item for item in self._waiting if item[0] != request_id)
+        self._running = [s for s in self._running if s.request_id != request_id]
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request is waiting or running."""
+        return bool(self._waiting or self._running)
+
+    def step(self) -> list[StreamChunk]:
+        """One target forward: a step of every decoding sequence, and a chunk of waiting prompts."""
+        self._admit()
+        decoding = [s for s in self._running if s.is_prefilled]
+        prefilling = [s for s in self._running if not s.is_prefilled]
+        trees = self._draft(decoding)
+        chunks = self._prompt_chunks(prefilling)
+        segments = [_tree_segment(s, t) for s, t in zip(decoding, trees, strict=True)]
+        segments += [_chunk_segment(s, tokens) for s, tokens in chunks]
+        if not segments:
+            return []
+        output = self.target.forward(segments)
+        emitted = self._verify_and_commit(decoding, trees, output)
+        emitted += self._end_chunks([s for s, _ in chunks], output, len(decoding))
+        return [self._emit(sequence, tokens) for sequence, tokens in emitted]
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self.limits.max_batch_size:
+            request_id, request = self._waiting.popleft()
+            size, window = len(request.prompt), self.target.config.context_window
+            num_tokens = min(request.sampling.max_new_tokens, window - size)
+            sequence = ActiveSequence(
+                request_id,
+                request,
+                self.target.new_cache(size + num_tokens + self.limits.spare_rows),
+                OutputText(self.tokenizer, request.sampling, num_tokens),
+                request.scheduler or self.scheduler,
+            )
+            self._running.append(sequence)
+
+    def _draft(self, sequences: Sequence[ActiveSequence]) -> list[DraftTree]:
+        requests = []
+        for sequence in sequences:
+            sequence.choose_plan()
+            check_depth(self.drafter, sequence.plan)
+            requests.append(DraftRequest(sequence.drafter_state, sequence.root, sequence.plan))
+        return self.drafter.draft(requests) if requests else []
+
+    def _prompt_chunks(
+        self, sequences: Sequence[ActiveSequence]
+    ) -> list[tuple[ActiveSequence, tuple[int, ...]]]:
+        chunks, left = [], self.limits.prefill_chunk
+        for sequence in sequences:
+            if left > 0:
+                tokens = sequence.next_chunk(left)
+                chunks.append((sequence, tokens))
+                left -= len(tokens)
+        return chunks
+
+    def _verify_and_commit(
+        self, sequences: Sequence[ActiveSequence], trees: Sequence[DraftTree], output: TargetOutput
+    ) -> _Emitted:
+        emitted: _Emitted = []
+        last_rows: list[Tensor] = []
+        for index, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
+            logits, hidden = output.logits[index], output.hidden[index]
+            verdict = sequence.verify(tree.topology, tree.tokens, logits)
+            self._observe(sequence, logits[list(verdict.nodes)])
+            sequence.cache.commit(verdict.nodes)
+            kept = hidden[list(verdict.nodes)]
+            self.drafter.commit(sequence.drafter_state, kept, verdict.tokens)
+            emitted.append((sequence, verdict.tokens))
+            last_rows.append(logits[verdict.nodes[-1]])
+        for index, (entropy, p0) in enumerate(self._signals(last_rows)):
+            sequence, tokens = emitted[index]
+            num_nodes = trees[index].topology.num_nodes
+            sequence.record_step(num_nodes, len(tokens) - 1, entropy, p0)
+        return emitted
+
+    def _end_chunks(
+        self, sequences: Sequence[ActiveSequence], output: TargetOutput, offset: int
+    ) -> _Emitted:
+        emitted: _Emitted = []
+        last_rows: list[Tensor] = []
+        for index, sequence in enumerate(sequences, start=offset):
+            if sequence.end_chunk(output.hidden[index]):
+                logits = output.logits[index]
+                self._observe(sequence, logits)
+                emitted.append((sequence, (sequence.first_token(logits[0], self.drafter),)))
+                last_rows.append(logits[0])
+        for (sequence, _), signal in zip(emitted, self._signals(last_rows), strict=True):
+            sequence.record_start(*signal)
+        return emitted
+
+    def _observe(self, sequence: ActiveSequence, rows: Tensor) -> None:
+        """Show the rows ``(n, V)`` that the next n tokens were chosen from to the observer."""
+        if self.logits_observer is not None:
+            for index, row in enumerate(rows, start=len(sequence.output.token_ids)):
+                self.logits_observer(sequence.request_id, index, row)
+
+    def _signals(self, rows: Sequence[Tensor]) -> list[tuple[float, float]]:
+        """Entropy and top-1 probability of raw logits, one small transfer for all sequences."""
+        if not rows:
+            return []
+        values = torch.stack(entropy_and_top1(torch.stack(list(rows))), dim=1)
+        if not bool(torch.isfinite(values).all()):
+            raise NumericalError(
+                f"the target produced logits that are not finite in {self.target.dtype}; "
+                "try --dtype float32 or bfloat16, or check the weights"
+            )
+        return [(entropy, p0) for entropy, p0 in values.tolist()]
+
+    def _emit(self, sequence: ActiveSequence, tokens: tuple[int, ...]) -> StreamChunk:
+        text, taken = sequence.output.push(tokens)
+        if sequence.output.finish_reason is None:
+            return StreamChunk(sequence.request_id, text, taken)
+        self._running.remove(sequence)
+        dtype = str(self.target.dtype).removeprefix("torch.")
+        result = sequence.result(self.target.backend, dtype, self.drafter.name)
+        return StreamChunk(sequence.request_id, text, taken, result)
+
+    def _check(self, request: Request) -> None:
+        window, size = self.target.config.context_window, len(request.prompt)
+        if size == 0:
+            raise InputError("the prompt is empty; give it at least one token")
+        if size >= window:
+            raise InputError(
+                f"the prompt has {size} tokens, but the context window holds {window} with the "
+                "answer; shorten the prompt"
+            )
+        low, high = min(request.prompt), max(request.prompt)
+        if low < 0 or high >= self.target.config.vocab_size:
+            raise InputError(
+                f"token id {low if low < 0 else high} is outside the model's vocabulary of "
+                f"{self.target.config.vocab_size}; was the prompt made with another tokenizer?"
+            )
+
+
+def _tree_segment(sequence: ActiveSequence, tree: DraftTree) -> Segment:
+    topology = tree.topology
+    mask = topology.ancestor_mask if topology.num_nodes else None
+    return Segment(sequence.cache, tree.tokens, topology.depths, mask)
+
+
+def _chunk_segment(sequence: ActiveSequence, tokens: tuple[int, ...]) -> Segment:
+    is_last = sequence.cache.length + len(tokens) == len(sequence.request.prompt)
+    return Segment(
+        sequence.cache,
+        torch.tensor(tokens, dtype=torch.int64),
+        np.arange(len(tokens), dtype=np.int64),
+        logits="last" if is_last else "none",
+    )

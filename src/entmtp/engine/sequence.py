@@ -1,0 +1,161 @@
+"""State of one sequence inside the engine."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from entmtp.drafters.base import Drafter, DrafterState
+from entmtp.engine.results import GenerationResult, Request
+from entmtp.engine.text import OutputText
+from entmtp.metrics import DecodeStats, StepRecord
+from entmtp.sampling import choose_token, draw_seed, greedy_tokens
+from entmtp.scheduler import SchedulerDecision, SignalTracker, TopologyScheduler
+from entmtp.target.base import KVCache
+from entmtp.topology import Topology
+from entmtp.verify import VerifyResult, verify_exact, verify_typical
+
+__all__ = ["ActiveSequence"]
+
+
+class ActiveSequence:
+    """A request being decoded: its tokens, its caches, its signals and its records."""
+
+    def __init__(
+        self,
+        request_id: int,
+        request: Request,
+        cache: KVCache,
+        output: OutputText,
+        scheduler: TopologyScheduler,
+    ) -> None:
+        """Admit a request whose prompt fits the window; draws a seed where it has none."""
+        self.request_id = request_id
+        self.request = request
+        self.cache = cache
+        self.output = output
+        self.scheduler = scheduler
+        self.seed = draw_seed() if request.sampling.seed is None else request.sampling.seed
+        self.drafter_state: DrafterState = None
+        self.plan = Topology(())
+        self._prompt_hidden: list[Tensor] = []
+        self._tracker = SignalTracker()
+        self._scheduler_state = scheduler.start()
+        self._decision = SchedulerDecision("none", self.plan)
+        self._steps: list[StepRecord] = []
+        self._started = self._first = self._last = time.perf_counter()
+
+    @property
+    def is_prefilled(self) -> bool:
+        """True once the first token is out."""
+        return bool(self.output.token_ids)
+
+    @property
+    def root(self) -> int:
+        """The newest emitted token, not yet in the cache."""
+        return self.output.token_ids[-1]
+
+    def choose_plan(self) -> None:
+        """Ask the scheduler; cut the tree to what may still be emitted.
+
+        A step emits at most depth + 1 tokens, so no draft token lies beyond the token limit or
+        the context window, and the sequence ends where plain decoding ends.
+        """
+        self._decision = self.scheduler.choose(self._scheduler_state, self._tracker.signal)
+        self.plan = self._decision.plan.truncate(self.output.num_left - 1)
+
+    def next_chunk(self, size: int) -> tuple[int, ...]:
+        """The next prompt tokens to prefill."""
+        done = self.cache.length
+        return self.request.prompt[done : done + size]
+
+    def end_chunk(self, hidden: Tensor) -> bool:
+        """Commit a prompt chunk ``(n, H)``; true when it was the last one."""
+        self.cache.commit(range(len(hidden)))
+        self._prompt_hidden.append(hidden)
+        return self.cache.length == len(self.request.prompt)
+
+    def first_token(self, logits: Tensor, drafter: Drafter) -> int:
+        """Choose the token after the prompt from ``(V,)`` logits; start the drafter's state."""
+        if self.request.typical is not None:
+            token = int(torch.argmax(logits))
+        else:
+            token = self._choose(logits, [])
+        hidden = torch.cat(self._prompt_hidden)
+        self._prompt_hidden.clear()
+        self.drafter_state = drafter.prefill(self.request.prompt, hidden, token)
+        self._first = self._last = time.perf_counter()
+        return token
+
+    def verify(self, topology: Topology, draft_tokens: Tensor, logits: Tensor) -> VerifyResult:
+        """Check a draft tree ``(N,)`` against the target's logits ``(N, V)``."""
+        sampling = self.request.sampling
+        if self.request.typical is not None:
+            return verify_typical(
+                topology,
+                draft_tokens.tolist(),
+                logits,
+                sampling.temperature,
+                self.request.typical,
+            )
+        if sampling.is_greedy and not sampling.has_penalties:
+            chosen = greedy_tokens(logits)
+            drafted, targets = torch.stack((draft_tokens.to(chosen.device), chosen)).tolist()
+            return verify_exact(topology, drafted, lambda node, _: targets[node])
+        return verify_exact(
+            topology,
+            draft_tokens.tolist(),
+            lambda node, emitted: self._choose(logits[node], emitted),
+        )
+
+    def record_start(self, entropy: float, p0: float) -> None:
+        """Take the signals of the distribution that the first token was drawn from."""
+        self._tracker.start(entropy, p0)
+
+    def record_step(self, num_nodes: int, num_accepted: int, entropy: float, p0: float) -> None:
+        """Log a step; take the signals of the distribution its bonus token was drawn from."""
+        before = self._tracker.signal
+        self._steps.append(
+            StepRecord(
+                topology=self._decision.name,
+                num_nodes=num_nodes,
+                num_accepted=num_accepted,
+                entropy=before.entropy,
+                p0=before.p0,
+                bin=self._decision.bin,
+            )
+        )
+        self._tracker.step(entropy, p0, num_accepted)
+        self._last = time.perf_counter()
+
+    def result(self, backend: str, dtype: str, drafter: str) -> GenerationResult:
+        """The finished sequence."""
+        typical = self.request.typical is not None
+        return GenerationResult(
+            text=self.output.text,
+            token_ids=tuple(self.output.token_ids),
+            finish_reason=self.output.finish_reason or "length",
+            seed=self.seed,
+            stats=DecodeStats(
+                num_prompt_tokens=len(self.request.prompt),
+                num_tokens=len(self.output.token_ids),
+                prefill_s=self._first - self._started,
+                decode_s=self._last - self._first,
+                backend=backend,
+                dtype=dtype,
+                drafter=drafter,
+                policy=self.scheduler.policy,
+                verification="typical (lossy)" if typical else "exact",
+                steps=tuple(self._steps),
+            ),
+        )
+
+    def _choose(self, logits: Tensor, emitted: Sequence[int]) -> int:
+        """The target's own token after the prompt, the text so far and ``emitted``."""
+        prompt, generated = self.request.prompt, self.output.token_ids
+        position = len(prompt) + len(generated) + len(emitted)
+        history: tuple[Sequence[int], Sequence[int]] = ((), ())
+        if self.request.sampling.has_penalties:
+            history = (prompt, [*generated, *emitted])
+        return choose_token(logits, self.request.sampling, self.seed, position, history)

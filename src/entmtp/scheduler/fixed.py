@@ -1,0 +1,24 @@
+"""``fixed``: one tree for every step."""
+
+from entmtp.scheduler.base import SchedulerDecision
+from entmtp.scheduler.signals import Signal
+from entmtp.topology import Topology
+
+__all__ = ["FixedScheduler"]
+
+
+class FixedScheduler:
+    """The static baseline, and plain decoding with the empty tree."""
+
+    policy = "fixed"
+
+    def __init__(self, name: str, topology: Topology) -> None:
+        """Always choose ``topology``, reported as ``name``."""
+        self._decision = SchedulerDecision(name, topology)
+
+    def start(self) -> None:
+        """No state."""
+
+    def choose(self, state: None, signal: Signal) -> SchedulerDecision:
+        """The one decision."""
+        return self._decision

@@ -1,0 +1,83 @@
+"""Signals: what is known, for free, when the next topology is chosen.
+
+All come from the raw logits, before temperature and other warps: at temperature 0 the warped
+distribution is one-hot and says nothing.
+"""
+
+from dataclasses import dataclass
+
+__all__ = ["Signal", "SignalTracker"]
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One small vector a step.
+
+    Attributes:
+        p0: top-1 probability of the target distribution that the root was drawn from.
+        entropy: its Shannon entropy in nats.
+        p0_ema: bias-corrected exponential moving average of ``p0`` over the steps so far.
+        entropy_ema: the same of ``entropy``.
+        accepted_ema: the same of the number of accepted draft tokens; 0 before the first step.
+        num_steps: steps made before this choice.
+    """
+
+    p0: float
+    entropy: float
+    p0_ema: float
+    entropy_ema: float
+    accepted_ema: float
+    num_steps: int
+
+
+class _Ema:
+    """m_t = b m_{t-1} + (1 - b) x_t, read as m_t / (1 - b^t)."""
+
+    def __init__(self, decay: float) -> None:
+        self._decay, self._mean, self._weight = decay, 0.0, 0.0
+
+    def push(self, value: float) -> None:
+        self._mean = self._decay * self._mean + (1 - self._decay) * value
+        self._weight = self._decay * self._weight + (1 - self._decay)
+
+    @property
+    def value(self) -> float:
+        return self._mean / self._weight if self._weight else 0.0
+
+
+class SignalTracker:
+    """Keeps the signals of one sequence; bounded state."""
+
+    def __init__(self, decay: float = 0.8) -> None:
+        """Start before the first token; ``decay`` is the weight of the past in each average."""
+        self._p0, self._entropy, self._accepted = _Ema(decay), _Ema(decay), _Ema(decay)
+        self._last = (0.0, 0.0)
+        self._num_steps = 0
+
+    def start(self, entropy: float, p0: float) -> None:
+        """Take the distribution that the first token was drawn from."""
+        self._observe(entropy, p0)
+
+    def step(self, entropy: float, p0: float, num_accepted: int) -> None:
+        """Take the outcome of a step and the distribution that its bonus token was drawn from."""
+        self._accepted.push(num_accepted)
+        self._num_steps += 1
+        self._observe(entropy, p0)
+
+    def _observe(self, entropy: float, p0: float) -> None:
+        self._last = (entropy, p0)
+        self._entropy.push(entropy)
+        self._p0.push(p0)
+
+    @property
+    def signal(self) -> Signal:
+        """The current vector."""
+        entropy, p0 = self._last
+        return Signal(
+            p0=p0,
+            entropy=entropy,
+            p0_ema=self._p0.value,
+            entropy_ema=self._entropy.value,
+            accepted_ema=self._accepted.value,
+            num_steps=self._num_steps,
+        )

@@ -1,0 +1,1 @@
+"""Targets: the model whose output must be preserved, behind one forward over segments."""
