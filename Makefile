@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
 OLD := $(PYTHON) is missing or older than Python 3.11; name a newer one: make PYTHON=python3.11
 GENERATED := README.md docs/cli.md
 
@@ -46,7 +46,7 @@ ci: check test docs
 clean:
 	rm -rf site dist build .cache .coverage
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(wildcard src tests examples benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is written last, so an installation that was interrupted is done again.
 $(VENV)/.installed: pyproject.toml
@@ -54,9 +54,9 @@ $(VENV)/.installed: pyproject.toml
 		|| { echo "$(OLD)" >&2; exit 1; }
 	$(PYTHON) -m venv "$(VENV)"
 	$(PIP) "$(TORCH)"
-	$(PIP) --editable .
+	$(PIP) --quiet --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) --editable ".[dev,train]"
+	$(PIP) --quiet --editable ".[dev,train]"
 	@touch $@
