@@ -1,0 +1,188 @@
+"""Weights of GGUF files: the same values in the Hugging Face order, or a clear refusal."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf import quants
+
+from entmtp.errors import CheckpointError, UnsupportedModelError
+from entmtp.target.gguf_file import read_header
+from entmtp.target.weights import iter_tensors, read_config
+from tiny_gguf import (
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LAYERS,
+    make_tensors,
+    vocabulary,
+    write_gguf,
+)
+
+HF_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "blk.1.attn_norm.weight": "model.layers.1.input_layernorm.weight",
+    "blk.1.attn_q.weight": "model.layers.1.self_attn.q_proj.weight",
+    "blk.1.attn_q.bias": "model.layers.1.self_attn.q_proj.bias",
+    "blk.1.attn_k.weight": "model.layers.1.self_attn.k_proj.weight",
+    "blk.1.attn_v.weight": "model.layers.1.self_attn.v_proj.weight",
+    "blk.1.attn_output.weight": "model.layers.1.self_attn.o_proj.weight",
+    "blk.1.ffn_norm.weight": "model.layers.1.post_attention_layernorm.weight",
+    "blk.1.ffn_gate.weight": "model.layers.1.mlp.gate_proj.weight",
+    "blk.1.ffn_up.weight": "model.layers.1.mlp.up_proj.weight",
+    "blk.1.ffn_down.weight": "model.layers.1.mlp.down_proj.weight",
+}
+
+
+def with_biases(tensors: dict[str, np.ndarray], seed: int = 5) -> dict[str, np.ndarray]:
+    """Add random biases to the query, key and value projections."""
+    rng = np.random.default_rng(seed)
+    sizes = {"attn_q": HEADS, "attn_k": KV_HEADS, "attn_v": KV_HEADS}
+    biases = {
+        f"blk.{layer}.{name}.bias": rng.standard_normal(heads * HEAD_DIM, dtype=np.float32)
+        for layer in range(LAYERS)
+        for name, heads in sizes.items()
+    }
+    return {**tensors, **biases}
+
+
+def test_llama_comes_back_in_its_own_order(tmp_path: Path) -> None:
+    """Query and key rows, permuted by the converter, are put back; Q8_0 is dequantised."""
+    tensors, path = with_biases(make_tensors()), tmp_path / "m.gguf"
+    write_gguf(path, tensors, quantised=("blk.1.ffn_up.weight",))
+    got = dict(iter_tensors(path, read_config(path)))
+    stored = quants.quantize(tensors["blk.1.ffn_up.weight"], gguf.GGMLQuantizationType.Q8_0)
+    expected = {**tensors, "blk.1.ffn_up.weight": quants.dequantize(stored, 8)}
+    assert len(got) == len(tensors)
+    for name, hf_name in HF_NAMES.items():
+        if name in expected:
+            assert np.array_equal(got[hf_name].numpy(), expected[name]), name
+
+
+def test_config_comes_from_metadata_and_names(tmp_path: Path) -> None:
+    """Sizes from the metadata, decimals as they were written, tying from the absent head."""
+    path = tmp_path / "m.gguf"
+    write_gguf(path, make_tensors())
+    config = read_config(path)
+    assert (config.family, config.vocab_size) == ("llama", len(vocabulary()))
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (HEADS, KV_HEADS, HEAD_DIM)
+    assert (config.rms_norm_eps, config.rope_theta) == (1e-5, 100000.0)
+    assert config.context_window == 128
+    assert config.tie_embeddings
+    assert not config.qkv_bias
+
+
+def test_head_of_an_untied_model(tmp_path: Path) -> None:
+    """A file with output.weight is untied."""
+    tensors, path = make_tensors(), tmp_path / "m.gguf"
+    tensors["output.weight"] = tensors["token_embd.weight"] + 1
+    write_gguf(path, tensors)
+    config = read_config(path)
+    assert not config.tie_embeddings
+    head = dict(iter_tensors(path, config))["lm_head.weight"]
+    assert np.array_equal(head.numpy(), tensors["output.weight"])
+
+
+def test_qwen2_rows_are_not_permuted(tmp_path: Path) -> None:
+    """Only architecture llama interleaves; qwen2 has its biases."""
+    tensors, path = with_biases(make_tensors()), tmp_path / "m.gguf"
+    write_gguf(path, tensors, arch="qwen2")
+    config = read_config(path)
+    assert (config.family, config.qkv_bias, config.o_bias) == ("qwen2", True, False)
+    got = dict(iter_tensors(path, config))
+    for name in ("blk.1.attn_q.weight", "blk.1.attn_k.weight", "blk.1.attn_q.bias"):
+        assert np.array_equal(got[HF_NAMES[name]].numpy(), tensors[name])
+
+
+def test_qwen3_has_its_norms(tmp_path: Path) -> None:
+    """The norms of queries and keys are found; without them the file is incomplete."""
+    tensors, path = make_tensors(), tmp_path / "m.gguf"
+    write_gguf(path, tensors, arch="qwen3")
+    with pytest.raises(CheckpointError, match=r"lacks model\.layers\.0\.self_attn\.k_norm"):
+        iter_tensors(path, read_config(path))
+    for layer in range(LAYERS):
+        tensors[f"blk.{layer}.attn_q_norm.weight"] = np.ones(HEAD_DIM, dtype=np.float32)
+        tensors[f"blk.{layer}.attn_k_norm.weight"] = np.ones(HEAD_DIM, dtype=np.float32)
+    path.unlink()
+    write_gguf(path, tensors, arch="qwen3")
+    assert read_config(path).qk_norm
+    assert len(dict(iter_tensors(path, read_config(path)))) == len(tensors)
+
+
+def test_header_agrees_with_the_reader_of_the_package(tmp_path: Path) -> None:
+    """The fast header reader finds what the slow one of ``gguf`` does."""
+    path = tmp_path / "m.gguf"
+    write_gguf(path, make_tensors(), quantised=("token_embd.weight",))
+    header, slow = read_header(path), gguf.GGUFReader(path)
+    for key, field in slow.fields.items():
+        if not key.startswith("GGUF."):
+            assert header.metadata[key] == field.contents()
+    assert len(header.tensors) == len(slow.tensors)
+    for tensor in slow.tensors:
+        ours = header.tensors[tensor.name]
+        assert ours.shape == tuple(reversed(tensor.shape.tolist()))
+        assert (ours.offset, ours.num_bytes) == (tensor.data_offset, tensor.n_bytes)
+        assert ours.kind == tensor.tensor_type
+
+
+@pytest.mark.parametrize(
+    ("arch", "extra", "message"),
+    [
+        ("gemma2", {}, "architecture 'gemma2' is not supported; supported are llama"),
+        ("llama", {"llama.expert_count": 8}, "mixture of 8 experts"),
+        ("llama", {"llama.rope.scaling.type": "yarn"}, "scaling of type 'yarn'"),
+        ("llama", {"split.count": 2}, "merge the parts"),
+        ("llama", {"llama.attention.key_length": 16}, "8 of 16 head dimensions"),
+    ],
+)
+def test_refuses_what_it_would_decode_wrongly(
+    arch: str, extra: dict[str, int | str], message: str, tmp_path: Path
+) -> None:
+    """The message names the feature and what is supported."""
+    path = tmp_path / "m.gguf"
+    write_gguf(path, make_tensors(), arch=arch, extra=extra)
+    with pytest.raises(UnsupportedModelError, match=message):
+        read_config(path)
+
+
+def test_refuses_llama3_frequencies(tmp_path: Path) -> None:
+    """Llama 3.1 states its rotary scaling as a tensor."""
+    path = tmp_path / "m.gguf"
+    write_gguf(path, {**make_tensors(), "rope_freqs.weight": np.ones(4, dtype=np.float32)})
+    with pytest.raises(UnsupportedModelError, match="llama3"):
+        read_config(path)
+
+
+def test_refuses_wrong_shapes(tmp_path: Path) -> None:
+    """Both shapes are named."""
+    path = tmp_path / "m.gguf"
+    write_gguf(path, {**make_tensors(), "output_norm.weight": np.ones(8, dtype=np.float32)})
+    with pytest.raises(CheckpointError, match=rf"shape \(8,\).*\({HIDDEN},\)"):
+        iter_tensors(path, read_config(path))
+
+
+@pytest.mark.parametrize("keep", [0, 3, 20, 500, 9000, -8])
+def test_refuses_a_truncated_file(keep: int, tmp_path: Path) -> None:
+    """Wherever it is cut, the file is named and no other error escapes."""
+    path = tmp_path / "m.gguf"
+    write_gguf(path, make_tensors())
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match=r"m\.gguf is not a whole GGUF file"):
+        read_config(path)
+
+
+def test_refuses_other_files(tmp_path: Path) -> None:
+    """An absent file, another format and another version are told apart."""
+    path = tmp_path / "m.gguf"
+    with pytest.raises(CheckpointError, match="cannot read"):
+        read_config(path)
+    path.write_bytes(b"PK" + bytes(100))
+    with pytest.raises(CheckpointError, match="does not begin with 'GGUF'"):
+        read_config(path)
+    path.write_bytes(b"GGUF\x01" + bytes(100))
+    with pytest.raises(UnsupportedModelError, match="version 1 is not supported"):
+        read_config(path)
