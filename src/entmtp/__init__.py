@@ -25,14 +25,14 @@ _HOMES = {
     "HysteresisParams": "entmtp.scheduler",
     "HysteresisScheduler": "entmtp.scheduler",
     "Request": "entmtp.engine",
-    "SamplingParams": "entmtp.sampling",
+    "SamplingParams": "entmtp.params",
     "SchedulerDecision": "entmtp.scheduler",
     "Signal": "entmtp.scheduler",
     "StepRecord": "entmtp.metrics",
     "StreamChunk": "entmtp.engine",
     "Topology": "entmtp.topology",
     "TopologyScheduler": "entmtp.scheduler",
-    "TypicalParams": "entmtp.verify",
+    "TypicalParams": "entmtp.params",
     "load": "entmtp.loading",
     "load_topology": "entmtp.topology",
     "named_topologies": "entmtp.topology",
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from entmtp.errors import EntmtpError
     from entmtp.loading import load, pull
     from entmtp.metrics import DecodeStats, StepRecord
-    from entmtp.sampling import SamplingParams
+    from entmtp.params import SamplingParams, TypicalParams
     from entmtp.scheduler import (
         FixedScheduler,
         HysteresisParams,
@@ -85,7 +85,6 @@ if TYPE_CHECKING:
         TopologyScheduler,
     )
     from entmtp.topology import Topology, load_topology, named_topologies
-    from entmtp.verify import TypicalParams
 
 
 def __getattr__(name: str) -> object:

@@ -12,15 +12,13 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from entmtp.errors import InputError
+from entmtp.params import MAX_SEED, SamplingParams
 
 __all__ = [
-    "SamplingParams",
     "choose_token",
     "derive_seed",
     "draw_seed",
@@ -30,83 +28,11 @@ __all__ = [
     "penalize",
     "philox",
     "stable_top_k",
+    "token_scores",
     "warp",
 ]
 
 _MASK32 = 0xFFFFFFFF
-_MAX_SEED = 2**63 - 1
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How tokens are chosen and when a text ends; validated when made.
-
-    Attributes:
-        max_new_tokens: most tokens to emit, the end-of-text token included.
-        temperature: 0 is greedy; logits are divided by it otherwise.
-        top_k: keep the k most probable tokens; 0 keeps all.
-        top_p: keep the smallest set of most probable tokens that reaches this mass; 1 keeps all.
-        min_p: drop tokens less probable than this share of the most probable one; 0 keeps all.
-        repetition_penalty: > 1 divides positive and multiplies negative logits of tokens that
-            occur in the prompt or in the text so far.
-        presence_penalty: subtracted once from tokens in the text so far (prompt not counted).
-        frequency_penalty: subtracted per occurrence in the text so far (prompt not counted).
-        seed: 0 to 2**63 - 1; ``None`` draws one, which is reported.
-        stop: strings that end the text; the text is cut before the first that appears.
-        ignore_eos: go on past the end-of-text token.
-    """
-
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        """Check every field.
-
-        Raises:
-            InputError: names the field, its value and its limits.
-        """
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise InputError(f"{item.name} is {value}; it must be a finite number")
-        self._check("max_new_tokens", self.max_new_tokens >= 1, "at least 1")
-        self._check("temperature", self.temperature >= 0, "0 (greedy) or more")
-        self._check("top_k", self.top_k >= 0, "0 (off) or more")
-        self._check("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
-        self._check("min_p", 0 <= self.min_p <= 1, "between 0 and 1")
-        self._check("repetition_penalty", self.repetition_penalty > 0, "above 0")
-        self._check(
-            "seed", self.seed is None or 0 <= self.seed <= _MAX_SEED, "between 0 and 2**63 - 1"
-        )
-        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
-            raise InputError(f"stop is {self.stop!r}; it must be a tuple of non-empty strings")
-
-    def _check(self, name: str, is_valid: bool, limits: str) -> None:
-        if not is_valid:
-            raise InputError(f"{name} is {getattr(self, name)}; it must be {limits}")
-
-    @property
-    def is_greedy(self) -> bool:
-        """True where no noise is drawn."""
-        return self.temperature == 0
-
-    @property
-    def has_penalties(self) -> bool:
-        """True where a token depends on the tokens before it, beyond the logits."""
-        return (
-            self.repetition_penalty != 1
-            or self.presence_penalty != 0
-            or self.frequency_penalty != 0
-        )
 
 
 def draw_seed() -> int:
@@ -124,7 +50,7 @@ def derive_seed(seed: int, index: int) -> int:
     z = (seed + index * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return (z ^ (z >> 31)) & _MAX_SEED
+    return (z ^ (z >> 31)) & MAX_SEED
 
 
 def philox(counter: tuple[Tensor | int, int, int, int], key: int) -> Tensor:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from entmtp.params import TypicalParams
 from entmtp.topology import Topology
 
-__all__ = ["TypicalParams", "VerifyResult", "verify_exact", "verify_typical"]
+__all__ = ["VerifyResult", "verify_exact", "verify_typical"]
 
 
 @dataclass(frozen=True)
@@ -23,19 +24,6 @@ class VerifyResult:
 
     nodes: tuple[int, ...]
     tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TypicalParams:
-    """Typical acceptance (Medusa, section 3.3.1). **Lossy**: the output is not the target's own.
-
-    Attributes:
-        posterior_threshold: epsilon, an absolute floor.
-        posterior_alpha: delta, scales the floor by exp(-entropy).
-    """
-
-    posterior_threshold: float = 0.09
-    posterior_alpha: float = 0.3
 
 
 def verify_exact(

@@ -13,11 +13,11 @@ from entmtp.engine.results import GenerationResult, Request, StreamChunk
 from entmtp.engine.sequence import ActiveSequence
 from entmtp.engine.text import OutputText
 from entmtp.errors import InputError, NumericalError
-from entmtp.sampling import SamplingParams, derive_seed, draw_seed, entropy_and_top1
+from entmtp.params import SamplingParams, TypicalParams
+from entmtp.sampling import derive_seed, draw_seed, entropy_and_top1
 from entmtp.scheduler import TopologyScheduler
 from entmtp.target.base import Segment, Target, TargetOutput
 from entmtp.tokenizer import Message, Tokenizer
-from entmtp.verify import TypicalParams
 
 __all__ = ["Engine", "EngineLimits"]
 

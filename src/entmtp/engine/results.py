@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 
 from entmtp.metrics import DecodeStats
-from entmtp.sampling import SamplingParams
+from entmtp.params import SamplingParams, TypicalParams
 from entmtp.scheduler import TopologyScheduler
-from entmtp.verify import TypicalParams
 
 __all__ = ["GenerationResult", "Request", "StreamChunk"]
 

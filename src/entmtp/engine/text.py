@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from entmtp.sampling import SamplingParams
+from entmtp.params import SamplingParams
 from entmtp.tokenizer import TextStream, Tokenizer
 
 __all__ = ["OutputText"]

@@ -3,7 +3,6 @@
 Defaults of absent keys are those of the family's configuration class in transformers.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from entmtp.errors import CheckpointError, UnsupportedModelError
 from entmtp.target.base import TargetConfig
 
-__all__ = ["FAMILIES", "check_sizes", "config_from_dict", "config_to_dict", "read_json"]
+__all__ = ["FAMILIES", "check_sizes", "config_from_dict", "config_to_dict"]
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Model types that the reference target decodes."""
@@ -28,25 +27,6 @@ _DEFAULT_HEAD_DIM = {"llama": None, "mistral": None, "qwen2": None, "qwen3": 128
 _DEFAULT_ROPE_THETA = 10000.0
 _DEFAULT_WINDOW = 4096
 _MOE_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        CheckpointError: the file is absent, unreadable or no JSON object.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise CheckpointError(
-            f"{path} is not valid JSON ({error}): fetch the model again"
-        ) from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} is not a JSON object: fetch the model again")
-    return data
 
 
 def config_from_dict(data: Mapping[str, Any], source: Path) -> TargetConfig:

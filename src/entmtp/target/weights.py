@@ -20,7 +20,8 @@ from entmtp.errors import CheckpointError, UnsupportedModelError
 from entmtp.target.base import TargetConfig
 from entmtp.target.gguf_file import is_gguf, read_header
 from entmtp.target.gguf_weights import gguf_config, gguf_shapes, gguf_tensors
-from entmtp.target.hf_config import config_from_dict, config_to_dict, read_json
+from entmtp.target.hf_config import config_from_dict, config_to_dict
+from entmtp.target.json_file import read_json
 
 __all__ = ["iter_tensors", "read_config", "tensor_shapes", "write_model"]
 

@@ -1,0 +1,1 @@
+"""From names and files to targets, tokenizers and engines."""

@@ -1,0 +1,1 @@
+"""Training of draft heads on text that the target itself wrote (self-distillation)."""
