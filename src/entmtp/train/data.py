@@ -8,7 +8,7 @@ shards, atomically, and a later run goes on after the last one.
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from entmtp.drafters.empty import EmptyDrafter
 from entmtp.engine import Engine, Request
 from entmtp.errors import TrainingError
 from entmtp.params import SamplingParams
+from entmtp.sampling import derive_seed
 
 __all__ = ["Answers", "RecordingDrafter", "collect_answers", "load_answers"]
 
@@ -89,7 +90,7 @@ def collect_answers(
     Args:
         engine: with a :class:`RecordingDrafter` and the empty tree.
         prompts: token ids, distinct.
-        sampling: how answers are chosen.
+        sampling: how answers are chosen; each prompt gets a seed of its own.
         folder: must be empty or hold shards of the same prompts and settings.
         progress: told the answers done.
         shard_size: prompts a shard.
@@ -101,7 +102,9 @@ def collect_answers(
     owner: dict[int, tuple[int, int]] = {}
     for group in open_groups:
         for row, prompt in enumerate(groups[group]):
-            owner[engine.submit(Request(prompt, sampling))] = (group, row)
+            seed = derive_seed(sampling.seed or 0, group * shard_size + row)
+            request = Request(prompt, replace(sampling, seed=seed))
+            owner[engine.submit(request)] = (group, row)
     progress("answers", num_done, len(prompts))
     while engine.has_work:
         for chunk in engine.step():

@@ -27,7 +27,8 @@ def draw_prompts(files: Sequence[Path], num_prompts: int, seed: int) -> list[Pro
     seen: set[str] = set()
     pools = []
     for file in files:
-        pool = [r for r in read_prompts(file) if not (r.turns[0] in seen or seen.add(r.turns[0]))]
+        pool = list({r.turns[0]: r for r in read_prompts(file) if r.turns[0] not in seen}.values())
+        seen.update(record.turns[0] for record in pool)
         rng.shuffle(pool)
         pools.append(pool)
     drawn: list[PromptRecord] = []

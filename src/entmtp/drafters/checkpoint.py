@@ -1,0 +1,191 @@
+"""The project's own file of heads: one safetensors file that says what it holds.
+
+Metadata: ``format`` = ``entmtp-heads``, ``schema``, and the fields of :class:`HeadsConfig` plus
+``target`` (the model that the heads were trained on) as strings. Tensors carry the names of the
+module's parameters and buffers (``hot_ids``, ``blocks.0.1.linear.weight``, ...). A matrix may be
+stored as int8 with one float32 scale a row under ``<name>.scale``; it is dequantised when read.
+Without output matrices of their own, heads use the rows of the target's output head at
+``hot_ids``, which are not stored.
+"""
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from entmtp.drafters.heads import HeadsConfig, HydraHeads, MedusaHeads, build_heads
+from entmtp.errors import CheckpointError
+
+__all__ = ["HeadsFile", "load_heads", "read_heads_file", "save_heads"]
+
+FORMAT, SCHEMA = "entmtp-heads", "1"
+_KINDS = ("medusa", "hydra")
+
+
+@dataclass(frozen=True)
+class HeadsFile:
+    """What a file says about itself.
+
+    Attributes:
+        config: sizes.
+        target: name of the model that the heads were trained on.
+        hot_vocab_size: tokens that the heads score.
+    """
+
+    config: HeadsConfig
+    target: str
+    hot_vocab_size: int
+
+
+def save_heads(
+    heads: MedusaHeads | HydraHeads, file: Path, target: str, *, quantize: bool = False
+) -> None:
+    """Write heads, atomically.
+
+    Args:
+        heads: the shared output matrix is left out.
+        file: ``.safetensors``.
+        target: name of the model that they belong to.
+        quantize: store matrices as int8 (symmetric, one scale a row), vectors as they are.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, value in heads.state_dict().items():
+        value = value.detach().cpu().contiguous()
+        if quantize and value.dim() == 2:
+            scale = value.abs().amax(dim=1).clamp(min=1e-12).to(torch.float32) / 127.0
+            tensors[name] = torch.round(value / scale[:, None]).to(torch.int8)
+            tensors[f"{name}.scale"] = scale
+        else:
+            tensors[name] = value.to(torch.int32) if name == "hot_ids" else value
+    metadata = {"format": FORMAT, "schema": SCHEMA, "target": target}
+    metadata |= {key: str(value) for key, value in asdict(heads.config).items()}
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        save_file(tensors, temporary, metadata=metadata)
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_heads_file(file: Path) -> HeadsFile:
+    """Read the description of a file, not its tensors.
+
+    Raises:
+        CheckpointError: missing, damaged, or not a file of heads.
+    """
+    with _open(file) as reader:
+        metadata = reader.metadata() or {}
+        if metadata.get("format") != FORMAT:
+            raise CheckpointError(f"{file}: not a file of heads written by entmtp")
+        if metadata.get("schema") != SCHEMA:
+            raise CheckpointError(
+                f"{file}: schema {metadata.get('schema')!r}; this version reads {SCHEMA}"
+            )
+        if "hot_ids" not in reader.keys():  # noqa: SIM118 - the reader is no mapping
+            raise CheckpointError(f"{file}: the tensor 'hot_ids' is missing; train the heads again")
+        size = reader.get_slice("hot_ids").get_shape()[0]
+    return HeadsFile(_parse_config(metadata, file), metadata.get("target", "unknown"), size)
+
+
+def load_heads(
+    file: Path, *, hidden_size: int, vocab_size: int, target: str
+) -> MedusaHeads | HydraHeads:
+    """Read heads and check that they belong to a target of these sizes.
+
+    Args:
+        file: written by :func:`save_heads`.
+        hidden_size: H of the target.
+        vocab_size: V of the target.
+        target: its name, for the error message.
+
+    Returns:
+        float32 heads; where they have no output matrices, ``attach_output`` comes next.
+
+    Raises:
+        CheckpointError: damaged file, missing, unexpected or wrongly shaped tensors, or heads of
+            another model.
+    """
+    about = read_heads_file(file)
+    for what, mine, theirs in (
+        ("hidden size", hidden_size, about.config.hidden_size),
+        ("vocabulary", vocab_size, about.config.vocab_size),
+    ):
+        if mine != theirs:
+            raise CheckpointError(
+                f"{file}: the heads were trained on {about.target} with a {what} of {theirs}, but "
+                f"{target} has {mine}; use heads made for this model, or train them"
+            )
+    tensors = _read_tensors(file)
+    hot_ids = tensors["hot_ids"].to(torch.int64)
+    if (
+        hot_ids.dim() != 1
+        or not len(hot_ids)
+        or not 0 <= hot_ids.min() <= hot_ids.max() < vocab_size
+    ):
+        raise CheckpointError(f"{file}: hot_ids must be token ids below {vocab_size}")
+    heads = build_heads(about.config, hot_ids)
+    _check_tensors(heads, tensors, file)
+    heads.load_state_dict({name: value.to(torch.float32) for name, value in tensors.items()})
+    heads.hot_ids = hot_ids
+    return heads
+
+
+def _open(file: Path):  # type: ignore[no-untyped-def]
+    if not file.is_file():
+        raise CheckpointError(f"{file}: no such file of heads")
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file}: cannot be read as safetensors ({error})") from error
+
+
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    with _open(file) as reader:
+        raw = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118
+    scales = {name: raw.pop(name) for name in list(raw) if name.endswith(".scale")}
+    for name, scale in scales.items():
+        matrix = raw.get(name.removesuffix(".scale"))
+        if matrix is None or matrix.dtype != torch.int8 or scale.shape != matrix.shape[:1]:
+            raise CheckpointError(f"{file}: the scale {name!r} fits no int8 matrix")
+        raw[name.removesuffix(".scale")] = matrix.to(torch.float32) * scale[:, None]
+    return raw
+
+
+def _check_tensors(heads: MedusaHeads | HydraHeads, tensors: dict[str, Tensor], file: Path) -> None:
+    expected = heads.state_dict()
+    for what, names in (
+        ("missing", expected.keys() - tensors.keys()),
+        ("unexpected", tensors.keys() - expected.keys()),
+    ):
+        if names:
+            listed = ", ".join(sorted(names)[:4])
+            raise CheckpointError(f"{file}: {len(names)} {what} tensor(s): {listed}")
+    for name, value in tensors.items():
+        if value.shape != expected[name].shape:
+            raise CheckpointError(
+                f"{file}: tensor {name!r} has shape {tuple(value.shape)}, but "
+                f"{tuple(expected[name].shape)} is needed"
+            )
+
+
+def _parse_config(metadata: dict[str, str], file: Path) -> HeadsConfig:
+    try:
+        config = HeadsConfig(
+            kind=metadata["kind"],
+            hidden_size=int(metadata["hidden_size"]),
+            vocab_size=int(metadata["vocab_size"]),
+            num_heads=int(metadata["num_heads"]),
+            num_layers=int(metadata["num_layers"]),
+            embed_scale=float(metadata["embed_scale"]),
+            has_own_output=metadata["has_own_output"] == "True",
+        )
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"{file}: bad or missing metadata: {error}") from error
+    sizes = (config.hidden_size, config.vocab_size, config.num_heads, config.num_layers)
+    if config.kind not in _KINDS or min(sizes) < 1:
+        raise CheckpointError(f"{file}: not a set of medusa or hydra heads: {config}")
+    return config

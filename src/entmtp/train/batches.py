@@ -1,0 +1,68 @@
+"""Training examples: what each head reads and what it must predict.
+
+At position j of an answer (root ``tokens[j]``), head i reads ``hidden[j]`` and, if it is a Hydra
+head, the embeddings of ``tokens[j] .. tokens[j + i]``; its target is ``tokens[j + i + 1]``. All of
+these are answer tokens, so prompts are never trained on, and a target is never among the inputs.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from entmtp.train.data import Answers
+
+__all__ = ["IGNORED", "Batch", "hot_vocabulary", "iter_batches", "make_batch"]
+
+IGNORED = -100
+"""Target of a head that has nothing to predict: beyond the answer, or not a hot token."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples of one optimiser step.
+
+    Attributes:
+        hidden: float32 ``(B, H)``.
+        above: int64 ``(B, K)`` token ids x_{t+1} .. x_{t+K}; head i reads the first i + 1.
+        targets: int64 ``(B, K)`` hot indices, or ``IGNORED``.
+    """
+
+    hidden: Tensor
+    above: Tensor
+    targets: Tensor
+
+
+def hot_vocabulary(answers: Answers, size: int, vocab_size: int) -> Tensor:
+    """Token ids by falling frequency in the answers, ties to the lower id, int64 ``(size,)``."""
+    counts = torch.bincount(answers.tokens, minlength=vocab_size)
+    order = torch.sort(counts, descending=True, stable=True).indices
+    return order[: min(size, vocab_size)]
+
+
+def make_batch(
+    answers: Answers, ends: Tensor, positions: Tensor, hot_index: Tensor, num_heads: int
+) -> Batch:
+    """Gather the examples at some positions.
+
+    Args:
+        answers: the text.
+        ends: end of the sequence of every position (``answers.sequence_ends()``).
+        positions: int64 ``(B,)``.
+        hot_index: int64 ``(V,)``, index of each token in the hot vocabulary or ``IGNORED``.
+        num_heads: K.
+    """
+    offsets = torch.arange(num_heads + 1)
+    index = positions[:, None] + offsets[None, :]
+    is_inside = index < ends[positions][:, None]
+    tokens = answers.tokens[index.clamp(max=len(answers.tokens) - 1)]
+    targets = torch.where(is_inside[:, 1:], hot_index[tokens[:, 1:]], IGNORED)
+    return Batch(answers.hidden[positions].to(torch.float32), tokens[:, :-1], targets)
+
+
+def iter_batches(positions: Tensor, batch_size: int, seed: int, epoch: int) -> Iterator[Tensor]:
+    """Positions of one epoch in an order that depends on (seed, epoch) alone."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    order = positions[torch.randperm(len(positions), generator=generator)]
+    yield from torch.split(order, batch_size)

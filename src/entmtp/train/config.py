@@ -1,0 +1,77 @@
+"""Settings of a training run; the command line reads its defaults here."""
+
+from dataclasses import asdict, dataclass
+
+from entmtp.errors import InputError
+
+__all__ = ["DataConfig", "HeadsRecipe"]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What the target writes.
+
+    Attributes:
+        num_prompts: drawn as evenly over the prompt files as their lengths allow.
+        max_new_tokens: longest answer.
+        temperature: of the answers; 0 is greedy, as heads are mostly used.
+        held_out: share of answers that are never trained on.
+        seed: of the draw of prompts and, above temperature 0, of the answers.
+        batch_size: answers written at once.
+    """
+
+    num_prompts: int = 1600
+    max_new_tokens: int = 160
+    temperature: float = 0.0
+    held_out: float = 0.05
+    seed: int = 0
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        """Refuse settings from which nothing can be learnt."""
+        _require(self.num_prompts >= 2, "num_prompts", self.num_prompts, "at least 2")
+        _require(self.max_new_tokens >= 2, "max_new_tokens", self.max_new_tokens, "at least 2")
+        _require(self.temperature >= 0, "temperature", self.temperature, "0 or more")
+        _require(0 < self.held_out < 1, "held_out", self.held_out, "between 0 and 1")
+        _require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
+
+
+@dataclass(frozen=True)
+class HeadsRecipe:
+    """How one set of heads is trained.
+
+    Attributes:
+        kind: ``medusa`` or ``hydra``.
+        num_heads: depths to draft.
+        num_layers: blocks a head.
+        hot_vocab_size: most frequent answer tokens that heads score.
+        embed_scale: factor on embeddings where they enter a Hydra head.
+        epochs: passes over the training positions.
+        batch_size: positions an optimiser step.
+        learning_rate: peak of AdamW's, after a linear warm-up, falling to a tenth by a cosine.
+        head_decay: head i's loss weighs ``head_decay ** i``.
+        seed: of the order of positions.
+    """
+
+    kind: str = "hydra"
+    num_heads: int = 4
+    num_layers: int = 2
+    hot_vocab_size: int = 8192
+    embed_scale: float = 8.0
+    epochs: int = 3
+    batch_size: int = 512
+    learning_rate: float = 1e-3
+    head_decay: float = 0.8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse settings from which nothing can be learnt."""
+        _require(self.kind in ("medusa", "hydra"), "kind", self.kind, "'medusa' or 'hydra'")
+        for name, value in asdict(self).items():
+            if name not in ("kind", "seed"):
+                _require(value > 0, name, value, "above 0")
+
+
+def _require(is_valid: bool, name: str, value: object, limits: str) -> None:
+    if not is_valid:
+        raise InputError(f"{name} is {value}; it must be {limits}")
