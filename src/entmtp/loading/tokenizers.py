@@ -88,7 +88,7 @@ def convert_gguf_tokenizer(gguf_file: Path, folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".tokenizer-", dir=folder) as temporary:
         made = Path(temporary)
         backend = _gguf_backend(header)
-        backend.save(str(made / "tokenizer.json"))
+        (made / "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
         _write_json(made / "tokenizer_config.json", settings)
         _write_json(made / "generation_config.json", _gguf_ids(header))
         for name in ("generation_config.json", "tokenizer_config.json", "tokenizer.json"):

@@ -151,9 +151,8 @@ def _refuse_unsupported(header: GGUFHeader, family: str) -> None:
         )
     rotated = get(f"{family}.rope.dimension_count")
     heads = _size(header, f"{family}.attention.head_count")
-    head_dim = get(
-        f"{family}.attention.key_length", _size(header, f"{family}.embedding_length") // heads
-    )
+    hidden = _size(header, f"{family}.embedding_length")
+    head_dim = _size(header, f"{family}.attention.key_length", hidden // heads)
     if rotated is not None and rotated != head_dim:
         raise UnsupportedModelError(
             f"{header.path}: rotary positions on {rotated} of {head_dim} head dimensions are not "
