@@ -1,7 +1,7 @@
 """The decoding loop: signal, choose, draft, forward, verify, commit."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -144,7 +144,7 @@ class Engine:
         *,
         scheduler: TopologyScheduler | None = None,
         typical: TypicalParams | None = None,
-    ) -> Iterator[StreamChunk]:
+    ) -> Generator[StreamChunk, None, None]:
         """Decode one prompt; yields a chunk a step, the last one with the result.
 
         Closing the iterator cancels the request. Arguments and errors as :meth:`generate`.
@@ -153,7 +153,7 @@ class Engine:
         self._check(request)
         return self._stream(request)
 
-    def _stream(self, request: Request) -> Iterator[StreamChunk]:
+    def _stream(self, request: Request) -> Generator[StreamChunk, None, None]:
         request_id = self.submit(request)
         is_open = True
         try:

@@ -1,0 +1,1 @@
+"""The subcommands, one module each. Heavy imports are made inside the functions."""

@@ -1,0 +1,65 @@
+"""``entmtp info``: what is installed, what would run, and why."""
+
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from entmtp import __version__
+
+__all__ = ["info"]
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def info(as_json: bool) -> None:
+    """Show versions, devices, models, heads, trees and the backend that runs."""
+    facts = _facts()
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    for key, value in facts.items():
+        text = ", ".join(value) if isinstance(value, list) else value
+        click.echo(f"{key + ':':<14}{text}")
+
+
+def _facts() -> dict[str, Any]:
+    import torch
+
+    from entmtp.loading.assets import MODELS, home, is_complete
+    from entmtp.topology import named_topologies
+
+    has_cuda = torch.cuda.is_available()
+    return {
+        "entmtp": __version__,
+        "python": platform.python_version(),
+        "packages": [f"{name} {_version(name)}" for name in _PACKAGES],
+        "device": torch.cuda.get_device_name() if has_cuda else f"cpu ({platform.machine()})",
+        "threads": torch.get_num_threads(),
+        "backend": f"torch-{'cuda' if has_cuda else 'cpu'} (the only backend of this version)",
+        "dtype": "bfloat16" if has_cuda else "float32",
+        "home": str(home()),
+        "models": [
+            f"{name} ({'ready' if is_complete(home() / 'models' / name) else 'not pulled'})"
+            for name in MODELS
+        ],
+        "heads": _shipped_heads(),
+        "topologies": [f"{name} ({t.num_nodes})" for name, t in named_topologies().items()],
+    }
+
+
+def _shipped_heads() -> list[str]:
+    folder = Path(__file__).parent.parent / "data" / "heads"
+    return [f"{file.parent.name}/{file.stem}" for file in sorted(folder.glob("*/*.safetensors"))]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"

@@ -1,0 +1,242 @@
+"""Options that several commands share; defaults come from the parameter classes."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from entmtp.params import SamplingParams, TypicalParams
+
+if TYPE_CHECKING:
+    from entmtp.engine import Engine
+
+__all__ = [
+    "integer_list",
+    "load_engine",
+    "model_options",
+    "sampling_options",
+    "sampling_params",
+    "typical_params",
+]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Decorator = Callable[[_Function], _Function]
+_DEFAULTS = SamplingParams()
+
+_MODEL_OPTIONS = (
+    click.option(
+        "--model",
+        default="smollm2-135m",
+        show_default=True,
+        help="A pulled model's name, a Hugging Face folder or id, or a .gguf file.",
+    ),
+    click.option(
+        "--drafter",
+        default="auto",
+        show_default=True,
+        metavar="[auto|hydra|medusa|lookup|none|FILE]",
+        help="Who proposes tokens; none is plain decoding, FILE is a file of heads.",
+    ),
+    click.option(
+        "--bank", type=click.Path(), default=None, help="A bank file; shipped trees if not given."
+    ),
+    click.option(
+        "--backend",
+        default="auto",
+        show_default=True,
+        metavar="[auto|torch]",
+        help="What computes the model.",
+    ),
+    click.option(
+        "--dtype",
+        default="auto",
+        show_default=True,
+        metavar="[auto|float32|bfloat16|float16]",
+        help="auto: float32 on a CPU, bfloat16 on CUDA.",
+    ),
+    click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        metavar="[auto|cpu|cuda]",
+        help="auto: CUDA where there is some.",
+    ),
+)
+
+_THREADS_OPTION = click.option("--threads", type=int, default=None, help="CPU threads of torch.")
+
+_TREE_OPTIONS = (
+    click.option(
+        "--topology",
+        default=None,
+        metavar="NAME|FILE",
+        help="One tree for every step: none, chain4, tree8, tree16, mc_sim_7b_63, a bank entry, "
+        "or a JSON list of paths.",
+    ),
+    click.option(
+        "--policy",
+        default="auto",
+        show_default=True,
+        metavar="[auto|fixed|hysteresis]",
+        help="How the tree of each step is chosen.",
+    ),
+)
+
+_SAMPLING_OPTIONS = (
+    click.option(
+        "--max-new-tokens",
+        type=int,
+        default=_DEFAULTS.max_new_tokens,
+        show_default=True,
+        help="Most tokens to emit.",
+    ),
+    click.option(
+        "--temperature",
+        type=float,
+        default=_DEFAULTS.temperature,
+        show_default=True,
+        help="0 is greedy.",
+    ),
+    click.option(
+        "--top-k", type=int, default=_DEFAULTS.top_k, show_default=True, help="0 keeps all tokens."
+    ),
+    click.option(
+        "--top-p",
+        type=float,
+        default=_DEFAULTS.top_p,
+        show_default=True,
+        help="Keep the most probable tokens up to this mass.",
+    ),
+    click.option(
+        "--min-p",
+        type=float,
+        default=_DEFAULTS.min_p,
+        show_default=True,
+        help="Drop tokens below this share of the most probable one.",
+    ),
+    click.option(
+        "--repetition-penalty",
+        type=float,
+        default=_DEFAULTS.repetition_penalty,
+        show_default=True,
+        help="Above 1: less of what the prompt or the text already holds.",
+    ),
+    click.option(
+        "--presence-penalty",
+        type=float,
+        default=_DEFAULTS.presence_penalty,
+        show_default=True,
+        help="Subtracted once from the logits of tokens in the text.",
+    ),
+    click.option(
+        "--frequency-penalty",
+        type=float,
+        default=_DEFAULTS.frequency_penalty,
+        show_default=True,
+        help="Subtracted for each occurrence in the text.",
+    ),
+    click.option(
+        "--seed", type=int, default=None, help="Of sampling; drawn and reported if not given."
+    ),
+    click.option("--stop", multiple=True, help="Ends the text before this string; repeatable."),
+    click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-text token."),
+    click.option(
+        "--verification",
+        type=click.Choice(["exact", "typical"]),
+        default="exact",
+        show_default=True,
+        help="typical is LOSSY: the text is no longer the model's own.",
+    ),
+    click.option(
+        "--posterior-threshold",
+        type=float,
+        default=TypicalParams().posterior_threshold,
+        show_default=True,
+        help="Of typical acceptance.",
+    ),
+    click.option(
+        "--posterior-alpha",
+        type=float,
+        default=TypicalParams().posterior_alpha,
+        show_default=True,
+        help="Of typical acceptance.",
+    ),
+)
+
+
+def model_options(*, trees: bool = True) -> Callable[[_Function], _Function]:
+    """Options that :func:`load_engine` reads; ``trees`` adds threads and the choice of trees."""
+    return _adding(_MODEL_OPTIONS + ((_THREADS_OPTION, *_TREE_OPTIONS) if trees else ()))
+
+
+def sampling_options(function: _Function) -> _Function:
+    """Options that :func:`sampling_params` and :func:`typical_params` read."""
+    return _adding(_SAMPLING_OPTIONS)(function)
+
+
+def sampling_params(options: dict[str, Any]) -> SamplingParams:
+    """Take the sampling options out of ``options``.
+
+    Raises:
+        InputError: a value is out of its limits.
+    """
+    names = SamplingParams.__dataclass_fields__
+    values = {name: options.pop(name) for name in names}
+    return SamplingParams(**values | {"stop": tuple(values["stop"])})
+
+
+def typical_params(options: dict[str, Any]) -> TypicalParams | None:
+    """Take the verification options out of ``options``; ``None`` is exact verification."""
+    threshold, alpha = options.pop("posterior_threshold"), options.pop("posterior_alpha")
+    if options.pop("verification") == "exact":
+        return None
+    return TypicalParams(posterior_threshold=threshold, posterior_alpha=alpha)
+
+
+def load_engine(options: dict[str, Any]) -> "Engine":
+    """Take the model options out of ``options`` and load an engine.
+
+    Raises:
+        EntmtpError: a model, heads or trees that cannot be used.
+    """
+    from entmtp.loading import load
+
+    logging.basicConfig(level=logging.WARNING, format="Note: %(message)s")
+    return load(
+        options["model"],
+        options["drafter"],
+        options["bank"],
+        policy=options.get("policy", "auto"),
+        topology=options.get("topology"),
+        dtype=options["dtype"],
+        device=options["device"],
+        backend=options["backend"],
+        threads=options.get("threads"),
+    )
+
+
+def integer_list(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[int, ...]:
+    """Parse ``1,4`` into whole numbers >= 1; nothing gives none."""
+    if value is None:
+        return ()
+    try:
+        numbers = tuple(int(part) for part in value.split(","))
+    except ValueError:
+        numbers = (0,)
+    if min(numbers) < 1:
+        raise click.BadParameter(f"{value!r} is not a list of whole numbers >= 1, such as 1,4")
+    return numbers
+
+
+def _adding(
+    options: Sequence[Callable[[_Function], _Function]],
+) -> Callable[[_Function], _Function]:
+    def add(function: _Function) -> _Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add

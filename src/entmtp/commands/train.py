@@ -1,0 +1,114 @@
+"""``entmtp train``: heads for a model, on text that it writes itself."""
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from entmtp.errors import InputError
+
+if TYPE_CHECKING:
+    from entmtp.train import TrainedHeads
+
+__all__ = ["train"]
+
+
+@click.command()
+@click.option("--model", default="smollm2-135m", show_default=True)
+@click.option(
+    "--prompts",
+    "prompt_files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    required=True,
+    help="A file of prompts; repeatable. Any format that 'check' reads.",
+)
+@click.option(
+    "--out",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Folder of answers, checkpoints and heads; run again to go on.",
+)
+@click.option("--kinds", default="hydra,medusa", show_default=True, help="Which heads to train.")
+@click.option("--num-prompts", type=int, default=None, help="Prompts to answer.  [default: 1600]")
+@click.option("--max-new-tokens", type=int, default=None, help="Longest answer.  [default: 160]")
+@click.option("--temperature", type=float, default=None, help="Of the answers.  [default: 0]")
+@click.option("--batch-size", type=int, default=None, help="Answers at once.  [default: 64]")
+@click.option("--epochs", type=int, default=None, help="Passes over the text.  [default: 3]")
+@click.option("--num-heads", type=int, default=None, help="Depths to draft.  [default: 4]")
+@click.option("--hot-vocab-size", type=int, default=None, help="Tokens scored.  [default: 8192]")
+@click.option("--learning-rate", type=float, default=None, help="Peak.  [default: 0.001]")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--quantize", is_flag=True, help="Store the heads as int8.")
+@click.option("--threads", type=int, default=None, help="CPU threads of torch.")
+@click.option("--dtype", default="auto", show_default=True, help="Of the model.")
+def train(
+    model: str, prompt_files: tuple[Path, ...], folder: Path, kinds: str, **options: Any
+) -> None:
+    """Train Medusa and Hydra heads on the model's own answers."""
+    from entmtp.loading.assets import resolve_model, tokenizer_folder
+    from entmtp.loading.load import load_target, set_threads
+    from entmtp.loading.tokenizers import load_tokenizer
+    from entmtp.train import DataConfig, HeadsRecipe, TrainConfig, train_heads
+
+    data = _changed(
+        DataConfig(seed=options["seed"]),
+        options,
+        ("num_prompts", "max_new_tokens", "temperature", "batch_size"),
+    )
+    names = ("epochs", "num_heads", "hot_vocab_size", "learning_rate")
+    recipes = tuple(
+        _changed(HeadsRecipe(kind=kind.strip(), seed=options["seed"]), options, names)
+        for kind in kinds.split(",")
+    )
+    missing = [file for file in prompt_files if not file.is_file()]
+    if missing:
+        raise InputError(f"{missing[0]}: no such file of prompts")
+    if options["threads"] is not None:
+        set_threads(options["threads"])
+    path = resolve_model(model)
+    tokenizer = load_tokenizer(tokenizer_folder(path))
+    target = load_target(path, dtype=options["dtype"])
+    config = TrainConfig(Path(model).name, data, recipes, options["quantize"])
+    trained = train_heads(target, tokenizer, prompt_files, folder, config, _Progress())
+    for heads in trained:
+        _print_accuracy(heads)
+
+
+def _changed(config: Any, options: dict[str, Any], names: tuple[str, ...]) -> Any:
+    """The config with the options that were given."""
+    return replace(config, **{n: options[n] for n in names if options[n] is not None})
+
+
+def _print_accuracy(heads: "TrainedHeads") -> None:
+    click.echo(f"{heads.kind}: {heads.file}")
+    click.echo(f"{'head':>8}{'top-1':>8}{'top-2':>8}{'top-4':>8}{'top-8':>8}{'positions':>12}")
+    pairs = zip(heads.accuracy.top, heads.accuracy.num_positions, strict=True)
+    for index, (top, count) in enumerate(pairs, start=1):
+        shares = "".join(f"{share:8.3f}" for share in top)
+        click.echo(f"{index:8d}{shares}{count:12d}")
+
+
+class _Progress:
+    """A line now and then: stage, share done, time left."""
+
+    def __init__(self) -> None:
+        self._stage, self._started, self._first = "", 0.0, 0
+        self._printed = 0.0
+        self._interval = 2.0 if sys.stderr.isatty() else 20.0
+
+    def __call__(self, stage: str, done: int, total: int, note: str) -> None:
+        now = time.monotonic()
+        if stage != self._stage:
+            self._stage, self._started, self._first, self._printed = stage, now, done, 0.0
+        if now - self._printed < self._interval and done < total:
+            return
+        self._printed = now
+        made = done - self._first
+        left = (now - self._started) / made * (total - done) if made > 0 else 0.0
+        eta = f", {left / 60:.1f} min left" if 0 < done < total and made > 0 else ""
+        click.echo(f"{stage}: {done}/{total}{eta} {note}", err=True)

@@ -1,0 +1,218 @@
+"""``load``: from names and files to an engine."""
+
+import logging
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+from entmtp.bank import Bank
+from entmtp.drafters.base import Drafter, check_depth
+from entmtp.drafters.checkpoint import load_heads
+from entmtp.drafters.empty import EmptyDrafter
+from entmtp.drafters.prompt_lookup import PromptLookupDrafter
+from entmtp.drafters.tree_heads import HeadsDrafter
+from entmtp.engine import Engine, EngineLimits
+from entmtp.errors import CheckpointError, InputError
+from entmtp.loading.assets import resolve_model, tokenizer_folder
+from entmtp.loading.tokenizers import load_tokenizer
+from entmtp.scheduler import FixedScheduler, HysteresisScheduler, TopologyScheduler
+from entmtp.target.base import Target
+from entmtp.target.llama import LlamaTarget
+from entmtp.target.weights import iter_tensors, read_config
+from entmtp.topology import Topology, load_topology
+
+__all__ = [
+    "BACKENDS",
+    "DTYPES",
+    "POLICIES",
+    "load",
+    "load_drafter",
+    "load_target",
+    "make_scheduler",
+    "set_threads",
+]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+BACKENDS = ("auto", "torch")
+POLICIES = ("auto", "fixed", "hysteresis")
+_SHIPPED_KINDS = ("hydra", "medusa")  # the better one first
+
+_log = logging.getLogger("entmtp")
+
+
+def load(  # noqa: PLR0913 - keyword-only beyond the third
+    model: str = "smollm2-135m",
+    heads: str | Drafter = "auto",
+    bank: Bank | str | Path | None = None,
+    *,
+    policy: str | TopologyScheduler = "auto",
+    topology: str | Topology | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    backend: str = "auto",
+    threads: int | None = None,
+    limits: EngineLimits | None = None,
+) -> Engine:
+    """Make an engine.
+
+    Args:
+        model: a pulled model's name, a Hugging Face folder or id, or a .gguf file.
+        heads: ``auto`` (shipped heads where there are some for this model, else prompt lookup),
+            ``hydra`` or ``medusa`` (shipped), ``lookup``, ``none`` (plain decoding), a file of
+            heads, or a drafter of one's own.
+        bank: trees to choose from, or their file; ``None`` takes the shipped ones.
+        policy: ``hysteresis`` (``auto`` means this), ``fixed`` (needs a topology), or a scheduler
+            of one's own.
+        topology: one tree for every step: a shipped name, a bank entry, a JSON file or a
+            :class:`Topology`; implies ``fixed``.
+        dtype: ``float32``, ``bfloat16`` or ``float16``; ``auto`` is float32 on a CPU, where
+            output is exact to rounding, and bfloat16 on CUDA.
+        device: ``cpu``, ``cuda``, ``cuda:1``; ``auto`` takes CUDA where there is some.
+        backend: ``torch``; ``auto`` means this.
+        threads: of torch on the CPU; ``None`` leaves them as they are.
+        limits: bounds on the work of a step.
+
+    Raises:
+        EntmtpError: any of the above is missing, damaged or does not fit; the message says how to
+            go on.
+    """
+    if threads is not None:
+        set_threads(threads)
+    path = resolve_model(model)
+    tokenizer = load_tokenizer(tokenizer_folder(path))
+    target = load_target(path, dtype=dtype, device=device, backend=backend)
+    if tokenizer.vocab_size > target.config.vocab_size:
+        raise CheckpointError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only "
+            f"{target.config.vocab_size}; these files do not belong together"
+        )
+    drafter = heads if not isinstance(heads, str) else load_drafter(heads, target, model)
+    if isinstance(bank, str | Path):
+        bank = Bank.read(Path(bank))
+    if isinstance(policy, str):
+        policy = make_scheduler(policy, drafter, bank, topology)
+    return Engine(target, drafter, policy, tokenizer, limits)
+
+
+def load_target(
+    path: Path, *, dtype: str = "auto", device: str = "auto", backend: str = "auto"
+) -> LlamaTarget:
+    """Read a model's weights; arguments as :func:`load`.
+
+    Raises:
+        InputError: unknown dtype, device or backend.
+        CheckpointError: the weights cannot be used.
+    """
+    if backend not in BACKENDS:
+        raise InputError(f"backend is {backend!r}; it must be one of {', '.join(BACKENDS)}")
+    if dtype != "auto" and dtype not in DTYPES:
+        raise InputError(f"dtype is {dtype!r}; it must be auto or one of {', '.join(DTYPES)}")
+    place = _device(device)
+    if dtype == "auto":
+        dtype = "float32" if place.type == "cpu" else "bfloat16"
+    config = read_config(path)
+    return LlamaTarget(config, iter_tensors(path, config), DTYPES[dtype], place)
+
+
+def load_drafter(heads: str, target: Target, model: str) -> Drafter:
+    """Make a drafter; ``heads`` as in :func:`load`.
+
+    Raises:
+        CheckpointError: the heads are missing, damaged or made for another model.
+    """
+    if heads == "none":
+        return EmptyDrafter()
+    if heads == "lookup":
+        return PromptLookupDrafter()
+    if heads == "auto":
+        file = next((f for k in _SHIPPED_KINDS if (f := _shipped_heads(model, k))), None)
+        if file is None:
+            _log.warning("there are no heads for %s: drafting by prompt lookup", model)
+            return PromptLookupDrafter()
+    elif heads in _SHIPPED_KINDS:
+        file = _shipped_heads(model, heads)
+        if file is None:
+            raise CheckpointError(
+                f"no {heads} heads are shipped for {model}; give a file of heads, train some with "
+                "'entmtp train', or draft with 'lookup'"
+            )
+    else:
+        file = Path(heads).expanduser()
+    return _heads_drafter(file, target, model)
+
+
+def make_scheduler(
+    policy: str, drafter: Drafter, bank: Bank | None, topology: str | Topology | None
+) -> TopologyScheduler:
+    """Make a scheduler; arguments as :func:`load`.
+
+    Raises:
+        InputError: unknown policy, or a policy and a topology that exclude each other.
+        TopologyError: the topology does not fit the drafter.
+    """
+    if policy not in POLICIES:
+        raise InputError(f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}")
+    if isinstance(drafter, EmptyDrafter):
+        if topology is None or (isinstance(topology, str) and topology == "none"):
+            return FixedScheduler("none", Topology(()))
+        raise InputError("a topology needs a drafter, but the drafter is 'none'")
+    if topology is not None:
+        if policy == "hysteresis":
+            raise InputError("hysteresis chooses among trees; leave out the topology, or use fixed")
+        name, tree = _named_tree(topology, bank)
+        check_depth(drafter, tree)
+        return FixedScheduler(name, tree)
+    if policy == "fixed":
+        raise InputError("the policy 'fixed' needs a topology, for example tree16")
+    return HysteresisScheduler((bank or Bank.shipped()).fitted(drafter.max_depth))
+
+
+def _named_tree(topology: str | Topology, bank: Bank | None) -> tuple[str, Topology]:
+    if isinstance(topology, Topology):
+        return topology.digest, topology
+    if bank is not None and topology in bank.entries:
+        return topology, bank.entries[topology]
+    return Path(topology).name, load_topology(topology)
+
+
+def _heads_drafter(file: Path, target: Target, model: str) -> HeadsDrafter:
+    config = target.config
+    heads = load_heads(
+        file, hidden_size=config.hidden_size, vocab_size=config.vocab_size, target=model
+    )
+    if not heads.config.has_own_output:
+        heads.attach_output(target.output_rows(heads.hot_ids))
+    heads = heads.to(target.device, target.dtype)
+    return HeadsDrafter(heads, target.embedding())
+
+
+def _shipped_heads(model: str, kind: str) -> Path | None:
+    file = resources.files("entmtp").joinpath(f"data/heads/{model}/{kind}.safetensors")
+    path = Path(str(file))
+    return path if "/" not in model and "\\" not in model and path.is_file() else None
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"device is {name!r}; it must be auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"device is {name!r}; it must be auto, cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"there is no device {name}; {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def set_threads(threads: int) -> None:
+    """Set the CPU threads of torch for this process.
+
+    Raises:
+        InputError: not between 1 and 1024.
+    """
+    if not 1 <= threads <= 1024:
+        raise InputError(f"threads is {threads}; it must be between 1 and 1024")
+    torch.set_num_threads(threads)
