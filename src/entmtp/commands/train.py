@@ -51,7 +51,7 @@ def train(
 ) -> None:
     """Train Medusa and Hydra heads on the model's own answers."""
     from entmtp.loading.assets import resolve_model, tokenizer_folder
-    from entmtp.loading.load import load_target, set_threads
+    from entmtp.loading.loader import load_target, set_threads
     from entmtp.loading.tokenizers import load_tokenizer
     from entmtp.train import DataConfig, HeadsRecipe, TrainConfig, train_heads
 

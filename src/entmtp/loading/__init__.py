@@ -7,9 +7,9 @@ __all__ = ["load", "pull"]
 
 if TYPE_CHECKING:
     from entmtp.loading.assets import pull
-    from entmtp.loading.load import load
+    from entmtp.loading.loader import load
 
-_HOMES = {"load": "entmtp.loading.load", "pull": "entmtp.loading.assets"}
+_HOMES = {"load": "entmtp.loading.loader", "pull": "entmtp.loading.assets"}
 
 
 def __getattr__(name: str) -> object:

@@ -77,6 +77,7 @@ class TorchKVCache:
         self.values[layer, :, self._length : end] = values
         return self.keys[layer, :, :end], self.values[layer, :, :end]
 
+    @torch.inference_mode()  # a cache that grew in a forward can be written to in no other mode
     def commit(self, rows: Sequence[int]) -> None:
         """Keep these rows of the last forward, in increasing order, and drop its others."""
         kept = list(rows)
