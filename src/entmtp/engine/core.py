@@ -1,7 +1,7 @@
 """The decoding loop: signal, choose, draft, forward, verify, commit."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from entmtp.sampling import derive_seed, draw_seed, entropy_and_top1
 from entmtp.scheduler import TopologyScheduler
 from entmtp.target.base import Segment, Target, TargetOutput
 from entmtp.tokenizer import Message, Tokenizer
+from entmtp.verify import VerifyResult
 
 __all__ = ["Engine", "EngineLimits"]
 
@@ -71,6 +72,7 @@ class Engine:
         self._next_id = 0
         self._waiting: deque[tuple[int, Request]] = deque()
         self._running: list[ActiveSequence] = []
+        self._held: list[StreamChunk] = []  # made while another request was asked for
 
     # -- whole texts ---------------------------------------------------------------------------
 
@@ -128,7 +130,7 @@ class Engine:
         results: dict[int, GenerationResult] = {}
         try:
             while not all(i in results for i in ids):
-                for chunk in self.step():
+                for chunk in self._step_for(ids):
                     if chunk.result is not None:
                         results[chunk.request_id] = chunk.result
         finally:
@@ -155,13 +157,9 @@ class Engine:
 
     def _stream(self, request: Request) -> Generator[StreamChunk, None, None]:
         request_id = self.submit(request)
-        is_open = True
         try:
-            while is_open:
-                for chunk in self.step():
-                    if chunk.request_id == request_id:
-                        is_open = chunk.result is None
-                        yield chunk
+            while self._knows(request_id):
+                yield from self._step_for([request_id])
         finally:
             self.cancel(request_id)
 
@@ -201,14 +199,19 @@ class Engine:
         """Drop a request, wherever it is; unknown and finished ones are ignored."""
         self._waiting = deque(item for item in self._waiting if item[0] != request_id)
         self._running = [s for s in self._running if s.request_id != request_id]
+        self._held = [chunk for chunk in self._held if chunk.request_id != request_id]
 
     @property
     def has_work(self) -> bool:
-        """True while a request is waiting or running."""
-        return bool(self._waiting or self._running)
+        """True while a request is waiting or running, or a chunk has not been given out."""
+        return bool(self._waiting or self._running or self._held)
 
     def step(self) -> list[StreamChunk]:
-        """One target forward: a step of every decoding sequence, and a chunk of waiting prompts."""
+        """One target forward: a step of every decoding sequence, and a chunk of waiting prompts.
+
+        Raises:
+            NumericalError: the logits are not finite; no sequence has changed.
+        """
         self._admit()
         decoding = [s for s in self._running if s.is_prefilled]
         prefilling = [s for s in self._running if not s.is_prefilled]
@@ -216,12 +219,31 @@ class Engine:
         chunks = self._prompt_chunks(prefilling)
         segments = [_tree_segment(s, t) for s, t in zip(decoding, trees, strict=True)]
         segments += [_chunk_segment(s, tokens) for s, tokens in chunks]
-        if not segments:
-            return []
-        output = self.target.forward(segments)
-        emitted = self._verify_and_commit(decoding, trees, output)
-        emitted += self._end_chunks([s for s, _ in chunks], output, len(decoding))
-        return [self._emit(sequence, tokens) for sequence, tokens in emitted]
+        emitted: _Emitted = []
+        if segments:
+            output = self.target.forward(segments)
+            verdicts = [
+                s.verify(t.topology, t.tokens, rows)
+                for s, t, rows in zip(decoding, trees, output.logits, strict=False)
+            ]
+            signals = self._signals(_last_rows(verdicts, output))
+            emitted += self._commit(decoding, trees, verdicts, output, signals)
+            emitted += self._end_chunks([s for s, _ in chunks], len(decoding), output, signals)
+        held, self._held = self._held, []
+        return held + [self._emit(sequence, tokens) for sequence, tokens in emitted]
+
+    def _step_for(self, ids: Sequence[int]) -> list[StreamChunk]:
+        """Chunks of these requests; those of others wait for the next call of :meth:`step`."""
+        chunks = self.step()
+        self._held = [chunk for chunk in chunks if chunk.request_id not in ids]
+        return [chunk for chunk in chunks if chunk.request_id in ids]
+
+    def _knows(self, request_id: int) -> bool:
+        return (
+            any(waiting_id == request_id for waiting_id, _ in self._waiting)
+            or any(sequence.request_id == request_id for sequence in self._running)
+            or any(chunk.request_id == request_id for chunk in self._held)
+        )
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self.limits.max_batch_size:
@@ -256,39 +278,40 @@ class Engine:
                 left -= len(tokens)
         return chunks
 
-    def _verify_and_commit(
-        self, sequences: Sequence[ActiveSequence], trees: Sequence[DraftTree], output: TargetOutput
+    def _commit(
+        self,
+        sequences: Sequence[ActiveSequence],
+        trees: Sequence[DraftTree],
+        verdicts: Sequence[VerifyResult],
+        output: TargetOutput,
+        signals: Iterator[tuple[float, float]],
     ) -> _Emitted:
+        """Keep the accepted rows of each draft tree, in the caches and in the drafter."""
         emitted: _Emitted = []
-        last_rows: list[Tensor] = []
-        for index, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
-            logits, hidden = output.logits[index], output.hidden[index]
-            verdict = sequence.verify(tree.topology, tree.tokens, logits)
-            self._observe(sequence, logits[list(verdict.nodes)])
-            sequence.cache.commit(verdict.nodes)
-            kept = hidden[list(verdict.nodes)]
-            self.drafter.commit(sequence.drafter_state, kept, verdict.tokens)
-            emitted.append((sequence, verdict.tokens))
-            last_rows.append(logits[verdict.nodes[-1]])
-        for index, (entropy, p0) in enumerate(self._signals(last_rows)):
-            sequence, tokens = emitted[index]
-            num_nodes = trees[index].topology.num_nodes
-            sequence.record_step(num_nodes, len(tokens) - 1, entropy, p0)
+        for index, (sequence, verdict) in enumerate(zip(sequences, verdicts, strict=True)):
+            nodes, tokens = list(verdict.nodes), verdict.tokens
+            self._observe(sequence, output.logits[index][nodes])
+            sequence.cache.commit(nodes)
+            self.drafter.commit(sequence.drafter_state, output.hidden[index][nodes], tokens)
+            sequence.record_step(trees[index].topology.num_nodes, len(tokens) - 1, *next(signals))
+            emitted.append((sequence, tokens))
         return emitted
 
     def _end_chunks(
-        self, sequences: Sequence[ActiveSequence], output: TargetOutput, offset: int
+        self,
+        sequences: Sequence[ActiveSequence],
+        offset: int,
+        output: TargetOutput,
+        signals: Iterator[tuple[float, float]],
     ) -> _Emitted:
+        """Keep the rows of each prompt chunk; emit the first token where the prompt is read."""
         emitted: _Emitted = []
-        last_rows: list[Tensor] = []
         for index, sequence in enumerate(sequences, start=offset):
             if sequence.end_chunk(output.hidden[index]):
                 logits = output.logits[index]
                 self._observe(sequence, logits)
                 emitted.append((sequence, (sequence.first_token(logits[0], self.drafter),)))
-                last_rows.append(logits[0])
-        for (sequence, _), signal in zip(emitted, self._signals(last_rows), strict=True):
-            sequence.record_start(*signal)
+                sequence.record_start(*next(signals))
         return emitted
 
     def _observe(self, sequence: ActiveSequence, rows: Tensor) -> None:
@@ -297,17 +320,17 @@ class Engine:
             for index, row in enumerate(rows, start=len(sequence.output.token_ids)):
                 self.logits_observer(sequence.request_id, index, row)
 
-    def _signals(self, rows: Sequence[Tensor]) -> list[tuple[float, float]]:
+    def _signals(self, rows: Sequence[Tensor]) -> Iterator[tuple[float, float]]:
         """Entropy and top-1 probability of raw logits, one small transfer for all sequences."""
         if not rows:
-            return []
+            return iter(())
         values = torch.stack(entropy_and_top1(torch.stack(list(rows))), dim=1)
         if not bool(torch.isfinite(values).all()):
             raise NumericalError(
                 f"the target produced logits that are not finite in {self.target.dtype}; "
                 "try --dtype float32 or bfloat16, or check the weights"
             )
-        return [(entropy, p0) for entropy, p0 in values.tolist()]
+        return iter([(entropy, p0) for entropy, p0 in values.tolist()])
 
     def _emit(self, sequence: ActiveSequence, tokens: tuple[int, ...]) -> StreamChunk:
         text, taken = sequence.output.push(tokens)
@@ -339,6 +362,12 @@ def _tree_segment(sequence: ActiveSequence, tree: DraftTree) -> Segment:
     topology = tree.topology
     mask = topology.ancestor_mask if topology.num_nodes else None
     return Segment(sequence.cache, tree.tokens, topology.depths, mask)
+
+
+def _last_rows(verdicts: Sequence[VerifyResult], output: TargetOutput) -> list[Tensor]:
+    """The row behind the newest token of each draft tree, then of each prompt that was read."""
+    trees = [rows[v.nodes[-1]] for v, rows in zip(verdicts, output.logits, strict=False)]
+    return trees + [rows[0] for rows in output.logits[len(verdicts) :] if len(rows)]
 
 
 def _chunk_segment(sequence: ActiveSequence, tokens: tuple[int, ...]) -> Segment:
