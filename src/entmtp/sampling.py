@@ -92,6 +92,10 @@ def gumbel_noise(
     """
     blocks = torch.arange((num_tokens + 3) // 4, dtype=torch.int64, device=device)
     words = philox((blocks, position, position >> 32, 0), seed).reshape(-1)[:num_tokens]
+    return _gumbel(words)
+
+
+def _gumbel(words: Tensor) -> Tensor:
     uniform = (words.to(torch.float64) + 0.5) * 2.0**-32
     return -torch.log(-torch.log(uniform)).to(torch.float32)
 
@@ -150,7 +154,9 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
     Returns:
         float32 ``(V,)``; at least one entry is finite. Probabilities are its softmax.
     """
-    scores = logits / params.temperature
+    # the best score is 0: next to large ones the noise would be rounded away, and tiny temperatures
+    # would overflow; below 1e-30 only the most probable tokens are left, whatever the value
+    scores = (logits - logits.max()) / max(params.temperature, 1e-30)
     if 0 < params.top_k < scores.numel():
         _, keep = stable_top_k(scores, params.top_k)
         scores = torch.full_like(scores, -math.inf).index_copy_(0, keep, scores[keep])
@@ -158,7 +164,9 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
         ordered, index = torch.sort(scores, descending=True, stable=True)
         probs = torch.softmax(ordered, dim=0)
         mass_before = torch.cumsum(probs, dim=0) - probs
-        scores[index[mass_before >= params.top_p]] = -math.inf
+        is_dropped = mass_before >= params.top_p
+        is_dropped[0] = False  # a top_p below the smallest float32 compares as 0
+        scores[index[is_dropped]] = -math.inf
     if params.min_p > 0:
         floor = scores.max() + math.log(params.min_p)
         scores = torch.where(scores < floor, -math.inf, scores)
