@@ -38,34 +38,53 @@ class TextStream:
     """Turns a growing list of token ids into text that never has to be taken back.
 
     A token may hold a part of a character; such a part is held until the character is whole.
-    Text up to the last word boundary that was decoded is dropped from the window, so the cost
-    of a token does not grow with the length of the text.
+    Tokens whose text was given out are dropped from the decoding window, so the cost of a token
+    does not grow with the length of the text.
     """
+
+    _MAX_HELD = 3  # a character has at most four bytes, so its parts are at most three tokens
+    _MAX_WINDOW = 64
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._start = 0  # first id of the decoding window
-        self._seen = 0  # ids of the window whose text has been given out
+        self._whole = 0  # number of ids at whose end the text last ended in a whole character
+        self._given = 0  # characters of the window's text that have been given out
         self.text = ""
 
     def push(self, token: int) -> str:
         """Take one token; return the text that became certain through it (may be empty)."""
         self._ids.append(token)
-        before = self._tokenizer.decode(self._ids[self._start : self._seen])
-        now = self._tokenizer.decode(self._ids[self._start :])
-        if now.endswith("\ufffd") and len(self._ids) - self._seen < 4:
+        window = self._decode_window()
+        if not window.endswith("\ufffd"):
+            piece = self._give(window, len(window))
+            self._move_window(self._whole, 0)
+            self._whole = len(self._ids)
+            return piece
+        if len(self._ids) - self._whole <= self._MAX_HELD:
             return ""
-        return self._advance(now[len(before) :])
+        # more than a part of one character: only the last of it can still become whole
+        piece = self._give(window, len(window) - 1)
+        if len(self._ids) - self._start > self._MAX_WINDOW:
+            self._move_window(len(self._ids) - self._MAX_WINDOW // 2, 1)
+        return piece
 
     def flush(self) -> str:
         """Return what is still held, as it is, at the end of the text."""
-        before = self._tokenizer.decode(self._ids[self._start : self._seen])
-        now = self._tokenizer.decode(self._ids[self._start :])
-        return self._advance(now[len(before) :])
+        window = self._decode_window()
+        return self._give(window, len(window))
 
-    def _advance(self, piece: str) -> str:
-        self._start = self._seen
-        self._seen = len(self._ids)
+    def _decode_window(self) -> str:
+        return self._tokenizer.decode(self._ids[self._start :])
+
+    def _give(self, window: str, end: int) -> str:
+        piece = window[self._given : end]
+        self._given = max(self._given, end)
         self.text += piece
         return piece
+
+    def _move_window(self, start: int, num_held: int) -> None:
+        """Begin at another id; all characters but the last ``num_held`` have been given out."""
+        self._start = start
+        self._given = len(self._decode_window()) - num_held
