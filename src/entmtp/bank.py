@@ -40,9 +40,13 @@ class Bank:
 
     @classmethod
     def shipped(cls, names: Iterable[str] = ("none", "chain4", "tree16")) -> "Bank":
-        """A bank of shipped trees, used where nothing has been calibrated."""
-        trees = named_topologies()
-        return cls.of({name: trees[name] for name in names})
+        """A bank of shipped trees, used where nothing has been calibrated.
+
+        Raises:
+            BankError: no tree of that name is shipped.
+        """
+        trees = cls.of(named_topologies())
+        return cls.of({name: trees.get(name) for name in names})
 
     @classmethod
     def read(cls, file: Path) -> "Bank":

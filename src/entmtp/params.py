@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 
 from entmtp.errors import InputError
 
@@ -49,8 +50,11 @@ class SamplingParams:
         """
         for item in fields(self):
             value = getattr(self, item.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise InputError(f"{item.name} is {value}; it must be a finite number")
+            if item.type is float and not (isinstance(value, Real) and math.isfinite(value)):
+                raise InputError(f"{item.name} is {value!r}; it must be a finite number")
+            is_number = isinstance(value, Integral) or (item.name == "seed" and value is None)
+            if item.type in (int, int | None) and not is_number:
+                raise InputError(f"{item.name} is {value!r}; it must be a whole number")
         self._check("max_new_tokens", self.max_new_tokens >= 1, "at least 1")
         self._check("temperature", self.temperature >= 0, "0 (greedy) or more")
         self._check("top_k", self.top_k >= 0, "0 (off) or more")
@@ -60,7 +64,8 @@ class SamplingParams:
         self._check(
             "seed", self.seed is None or 0 <= self.seed <= MAX_SEED, "between 0 and 2**63 - 1"
         )
-        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
+        is_list = isinstance(self.stop, tuple | list)
+        if not is_list or not all(isinstance(s, str) and s for s in self.stop):
             raise InputError(f"stop is {self.stop!r}; it must be a tuple of non-empty strings")
 
     def _check(self, name: str, is_valid: bool, limits: str) -> None:

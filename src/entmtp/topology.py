@@ -27,6 +27,8 @@ BoolArray = npt.NDArray[np.bool_]
 MAX_NODES = 1024
 """Largest node budget that is accepted; published trees have at most 64."""
 
+_MAX_RANK = 2**31 - 1  # far above what a drafter can fill, and fits into every index array
+
 
 @dataclass(frozen=True)
 class Level:
@@ -195,14 +197,18 @@ def load_topology(name_or_file: str) -> Topology:
     if name_or_file in _shipped():
         return _shipped()[name_or_file]
     file = FilePath(name_or_file)
-    if not file.is_file():
+    try:
+        is_file = file.is_file()
+    except OSError:  # a text that is too long for a file name
+        is_file = False
+    if not is_file:
         known = ", ".join(_shipped())
         raise TopologyError(
             f"no topology {name_or_file!r}: neither a file nor one of the shipped trees ({known})"
         )
     try:
         return Topology.from_paths(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TopologyError(f"{file}: not a JSON list of paths ({error})") from error
     except TopologyError as error:
         raise TopologyError(f"{file}: {error}") from error
@@ -227,8 +233,11 @@ def _check_path(path: object) -> Path:
     if not ranks:
         raise TopologyError("the empty path stands for the root, which is implicit; leave it out")
     for rank in ranks:
-        if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 0:
-            raise TopologyError(f"the path {list(ranks)!r:.80} has a rank that is no integer >= 0")
+        is_integer = isinstance(rank, int | np.integer) and not isinstance(rank, bool)
+        if not is_integer or not 0 <= rank <= _MAX_RANK:
+            raise TopologyError(
+                f"the path {list(ranks)!r:.80} has a rank that is no integer from 0 to {_MAX_RANK}"
+            )
     return tuple(int(rank) for rank in ranks)
 
 

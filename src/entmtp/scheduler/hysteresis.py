@@ -46,7 +46,7 @@ class HysteresisParams:
                 f"{len(self.levels)} levels need {len(self.levels) - 1} pairs of thresholds, "
                 f"not {len(self.up_at)} and {len(self.down_above)}"
             )
-        if any(up >= down for up, down in zip(self.up_at, self.down_above, strict=True)):
+        if any(not up < down for up, down in zip(self.up_at, self.down_above, strict=True)):
             raise InputError("each threshold in up_at must be below its partner in down_above")
         if not 0 <= self.start_level < len(self.levels) or self.min_dwell < 1:
             raise InputError("start_level must name a level, and min_dwell must be at least 1")
