@@ -1,0 +1,129 @@
+"""The cache of one sequence against a list of rows."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from entmtp.target.kv_cache import TorchKVCache
+
+LAYERS, HEADS, HEAD_DIM = 2, 3, 4
+
+
+def make(capacity: int, dtype: torch.dtype = torch.float32) -> TorchKVCache:
+    """An empty cache."""
+    return TorchKVCache((LAYERS, HEADS, HEAD_DIM), capacity, dtype, torch.device("cpu"))
+
+
+def forward(cache: TorchKVCache, first: int, num_rows: int) -> None:
+    """Write rows ``first, first + 1, ...``: a row's numbers are its own everywhere."""
+    cache.begin(num_rows)
+    row = torch.arange(first, first + num_rows, dtype=torch.float32).reshape(1, -1, 1)
+    for layer in range(LAYERS):
+        keys = (row + layer / 10).expand(HEADS, -1, HEAD_DIM)
+        cache.write(layer, keys, -keys)
+
+
+def contents(cache: TorchKVCache) -> list[int]:
+    """Numbers of the committed rows, after a check that layers, heads and values agree."""
+    keys = cache.keys[:, :, : cache.length]
+    rows = keys[0, 0, :, 0]
+    expected = rows.reshape(1, 1, -1, 1) + torch.tensor([0.0, 0.1]).reshape(-1, 1, 1, 1)
+    assert torch.equal(keys, expected.expand_as(keys))
+    assert torch.equal(cache.values[:, :, : cache.length], -keys)
+    return [int(number) for number in rows]
+
+
+@given(
+    st.integers(0, 6),
+    st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=8),
+)
+def test_commits_equal_a_list_of_rows(capacity: int, steps: list[list[bool]]) -> None:
+    """Any rows of any forwards are kept, in order, through any growth."""
+    cache, kept, number = make(capacity), list[int](), 0
+    for step in steps:
+        forward(cache, number, len(step))
+        cache.commit([i for i, is_kept in enumerate(step) if is_kept])
+        kept += [number + i for i, is_kept in enumerate(step) if is_kept]
+        number += len(step)
+    assert contents(cache) == kept
+    assert cache.length == len(kept) <= cache.capacity
+
+
+def test_a_new_cache_is_empty() -> None:
+    """It has the capacity asked for, and room for one row at least."""
+    assert (make(5).length, make(5).capacity, make(0).capacity) == (0, 5, 1)
+
+
+def test_written_rows_follow_the_committed_ones() -> None:
+    """A forward sees the prefix, then its own rows."""
+    cache = make(8)
+    forward(cache, 0, 2)
+    cache.commit([0, 1])
+    cache.begin(1)
+    keys, values = cache.write(0, torch.full((HEADS, 1, HEAD_DIM), 9.0), torch.zeros(HEADS, 1, 4))
+    assert keys.shape == values.shape == (HEADS, 3, HEAD_DIM)
+    assert keys[0, :, 0].tolist() == [0.0, 1.0, 9.0]
+    assert values[2, :, 3].tolist() == [0.0, -1.0, 0.0]
+
+
+def test_growth_is_by_half_at_least() -> None:
+    """Many small forwards do not copy the cache each time; a large one gets what it needs."""
+    cache = make(10)
+    forward(cache, 0, 10)
+    cache.commit(range(10))
+    cache.begin(1)
+    assert cache.capacity == 15
+    cache.begin(20)
+    assert cache.capacity == 30
+
+
+def test_rows_that_fit_do_not_grow_the_cache() -> None:
+    """A request sized right allocates once."""
+    cache = make(4)
+    before = cache.keys
+    forward(cache, 0, 4)
+    cache.commit([0, 3])
+    assert cache.keys is before
+
+
+def test_a_cache_grown_under_inference_mode_can_be_committed() -> None:
+    """A target grows it within its forward, the engine commits outside."""
+    cache = make(1)
+    with torch.inference_mode():
+        forward(cache, 0, 4)
+    cache.commit([0, 2, 3])
+    assert contents(cache) == [0, 2, 3]
+
+
+def test_rows_of_an_abandoned_forward_are_dropped() -> None:
+    """Another forward takes their place."""
+    cache = make(8)
+    forward(cache, 0, 3)
+    forward(cache, 5, 2)
+    cache.commit([0, 1])
+    assert contents(cache) == [5, 6]
+
+
+@pytest.mark.parametrize("rows", [[1, 0], [0, 0], [0, 3], [3], [-1, 0], [-1]])
+def test_wrong_rows_are_an_error_of_ours(rows: list[int]) -> None:
+    """Rows out of order or outside the last forward stop the program, not corrupt a text."""
+    cache = make(8)
+    forward(cache, 0, 3)
+    with pytest.raises(AssertionError, match="not increasing indices below 3"):
+        cache.commit(rows)
+
+
+def test_rows_cannot_be_committed_twice() -> None:
+    """After a commit nothing is pending."""
+    cache = make(8)
+    forward(cache, 0, 3)
+    cache.commit([0])
+    with pytest.raises(AssertionError, match="below 0"):
+        cache.commit([1])
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_num_bytes(dtype: torch.dtype, size: int) -> None:
+    """Memory is that of keys and values at full capacity."""
+    assert make(5, dtype).num_bytes == 2 * LAYERS * HEADS * 5 * HEAD_DIM * size
