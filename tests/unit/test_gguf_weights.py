@@ -8,7 +8,6 @@ import pytest
 from gguf import quants
 
 from entmtp.errors import CheckpointError, UnsupportedModelError
-from entmtp.target.gguf_file import read_header
 from entmtp.target.weights import iter_tensors, read_config
 from tiny_gguf import (
     HEAD_DIM,
@@ -113,22 +112,6 @@ def test_qwen3_has_its_norms(tmp_path: Path) -> None:
     assert len(dict(iter_tensors(path, read_config(path)))) == len(tensors)
 
 
-def test_header_agrees_with_the_reader_of_the_package(tmp_path: Path) -> None:
-    """The fast header reader finds what the slow one of ``gguf`` does."""
-    path = tmp_path / "m.gguf"
-    write_gguf(path, make_tensors(), quantised=("token_embd.weight",))
-    header, slow = read_header(path), gguf.GGUFReader(path)
-    for key, field in slow.fields.items():
-        if not key.startswith("GGUF."):
-            assert header.metadata[key] == field.contents()
-    assert len(header.tensors) == len(slow.tensors)
-    for tensor in slow.tensors:
-        ours = header.tensors[tensor.name]
-        assert ours.shape == tuple(reversed(tensor.shape.tolist()))
-        assert (ours.offset, ours.num_bytes) == (tensor.data_offset, tensor.n_bytes)
-        assert ours.kind == tensor.tensor_type
-
-
 @pytest.mark.parametrize(
     ("arch", "extra", "message"),
     [
@@ -199,13 +182,11 @@ def test_refuses_types_that_cannot_be_dequantised(tmp_path: Path) -> None:
 
 
 def test_refuses_other_files(tmp_path: Path) -> None:
-    """An absent file, another format and another version are told apart."""
+    """An absent file, another format and another version are named."""
     path = tmp_path / "m.gguf"
     with pytest.raises(CheckpointError, match="cannot read"):
         read_config(path)
-    path.write_bytes(b"PK" + bytes(100))
-    with pytest.raises(CheckpointError, match="does not begin with 'GGUF'"):
-        read_config(path)
-    path.write_bytes(b"GGUF\x01" + bytes(100))
-    with pytest.raises(UnsupportedModelError, match="version 1 is not supported"):
-        read_config(path)
+    for content in (b"PK" + bytes(100), b"GGUF\x01" + bytes(100)):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match="is not a whole GGUF file"):
+            read_config(path)

@@ -137,9 +137,9 @@ def tokenizer_folder(model_path: Path) -> Path:
     from filelock import FileLock
 
     from entmtp.loading.tokenizers import convert_gguf_tokenizer
-    from entmtp.target.gguf_file import read_header
+    from entmtp.target.gguf_file import read_gguf
 
-    header_bytes = read_header(model_path).num_bytes
+    header_bytes = read_gguf(model_path).num_header_bytes
     with model_path.open("rb") as file:
         digest = hashlib.sha256(file.read(header_bytes)).hexdigest()
     folder = home() / "tokenizers" / digest[:32]

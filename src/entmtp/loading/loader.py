@@ -63,7 +63,7 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
             heads, or a drafter of one's own.
         bank: trees to choose from, or their file; ``None`` takes the shipped ones.
         policy: ``hysteresis`` (``auto`` means this), ``fixed`` (needs a topology), or a scheduler
-            of one's own.
+            of one's own, which brings its trees: topology and bank are then left out.
         topology: one tree for every step: a shipped name, a bank entry, a JSON file or a
             :class:`Topology`; implies ``fixed``.
         dtype: ``float32``, ``bfloat16`` or ``float16``; ``auto`` is float32 on a CPU, where
@@ -77,6 +77,8 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
         EntmtpError: any of the above is missing, damaged or does not fit; the message says how to
             go on.
     """
+    if not isinstance(policy, str) and not (topology is None and bank is None):
+        raise InputError("a scheduler of one's own has its trees; leave out topology and bank")
     if threads is not None:
         set_threads(threads)
     path = resolve_model(model)

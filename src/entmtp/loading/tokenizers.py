@@ -13,7 +13,7 @@ from typing import Any
 
 from entmtp.errors import CheckpointError, InputError, UnsupportedModelError
 from entmtp.loading.chat_template import ChatTemplate, find_template
-from entmtp.target.gguf_file import GGUFHeader, read_header
+from entmtp.target.gguf_file import GGUFFile, read_gguf
 from entmtp.target.json_file import read_json
 from entmtp.tokenizer import Message, Tokenizer
 
@@ -79,7 +79,7 @@ def convert_gguf_tokenizer(gguf_file: Path, folder: Path) -> None:
         UnsupportedModelError: its kind of tokenizer cannot be rebuilt exactly.
         OSError: the disk is full or not writable.
     """
-    header = read_header(gguf_file)
+    header = read_gguf(gguf_file)
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     if not tokens:
         raise CheckpointError(f"{gguf_file} holds no tokenizer: use the model's original folder")
@@ -190,7 +190,7 @@ def _write_json(path: Path, data: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _gguf_ids(header: GGUFHeader) -> dict[str, int | list[int]]:
+def _gguf_ids(header: GGUFFile) -> dict[str, int | list[int]]:
     """Ids of special tokens; a turn may end otherwise than a text."""
     get = header.metadata.get
     ids: dict[str, int | list[int]] = {}
@@ -205,7 +205,7 @@ def _gguf_ids(header: GGUFHeader) -> dict[str, int | list[int]]:
     return ids
 
 
-def _gguf_settings(header: GGUFHeader, tokens: Sequence[str]) -> dict[str, Any]:
+def _gguf_settings(header: GGUFFile, tokens: Sequence[str]) -> dict[str, Any]:
     get = header.metadata.get
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -222,7 +222,7 @@ def _gguf_settings(header: GGUFHeader, tokens: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def _gguf_backend(header: GGUFHeader) -> Any:
+def _gguf_backend(header: GGUFFile) -> Any:
     """The tokenizer of ``tokenizers`` that a GGUF file describes."""
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer

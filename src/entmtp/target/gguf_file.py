@@ -1,13 +1,11 @@
-"""The header of a GGUF file: metadata, and where each tensor lies.
+"""GGUF files through the ``gguf`` package: metadata, and the tensors as float32.
 
-The reader of the ``gguf`` package makes two arrays for each string of the vocabulary, seconds
-for a small model; this one reads the same header in a fraction of that and checks every length
-against the file. Tensor types and dequantisation are still that package's.
+The package's reader makes arrays for every string of the vocabulary, which takes seconds; the
+file read last is therefore kept.
 """
 
-import mmap
-import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,58 +14,28 @@ import numpy.typing as npt
 
 from entmtp.errors import CheckpointError, UnsupportedModelError
 
-__all__ = ["GGUFHeader", "GGUFTensor", "dequantise", "is_gguf", "read_header"]
-
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
-_ALIGNMENT = 32
-_BOOL, _STRING, _ARRAY = 7, 8, 9
-_SCALARS = {
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    _BOOL: "<u1",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
-_MAX_DIMS = 4
+__all__ = ["GGUFFile", "dequantise", "is_gguf", "read_gguf"]
 
 
 @dataclass(frozen=True)
-class GGUFTensor:
-    """Where a tensor lies.
+class GGUFFile:
+    """What a GGUF file holds.
 
     Attributes:
-        shape: slowest dimension first, as in numpy and torch.
-        kind: number of the tensor type.
-        offset: of its first byte in the file.
-        num_bytes: as stored.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    kind: int
-    offset: int
-    num_bytes: int
-
-
-@dataclass(frozen=True)
-class GGUFHeader:
-    """What a GGUF file says before its tensor data.
-
-    Attributes:
-        num_bytes: size of the header; the tokenizer is part of it.
+        path: of the file.
+        metadata: by key, as Python values.
+        tensors: by name, the package's ``ReaderTensor``.
+        num_header_bytes: before the tensor data; the tokenizer is part of them.
     """
 
     path: Path
     metadata: dict[str, Any]
-    tensors: dict[str, GGUFTensor]
-    num_bytes: int
+    tensors: dict[str, Any]
+    num_header_bytes: int
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, slowest dimension first, as in numpy and torch."""
+        return tuple(int(size) for size in reversed(self.tensors[name].shape))
 
 
 def is_gguf(path: Path) -> bool:
@@ -75,166 +43,53 @@ def is_gguf(path: Path) -> bool:
     return path.suffix.lower() == ".gguf"
 
 
-def read_header(path: Path) -> GGUFHeader:
-    """Read and check the header of a GGUF file.
+def read_gguf(path: Path) -> GGUFFile:
+    """Read the metadata of a file and find its tensors; the file is mapped, not read whole.
 
     Raises:
         CheckpointError: the file is absent, truncated or damaged.
-        UnsupportedModelError: another GGUF version, or a tensor type unknown to ``gguf``.
     """
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-            return _parse(path, view)
+        about = path.stat()
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, struct.error, OverflowError) as error:
-        raise _damaged(path, str(error)) from error
+    return _read(path, about.st_size, about.st_mtime_ns)
 
 
-def dequantise(path: Path, tensor: GGUFTensor) -> npt.NDArray[np.float32]:
-    """Read one tensor as float32, in its own memory.
+def dequantise(file: GGUFFile, name: str) -> npt.NDArray[np.float32]:
+    """One tensor as float32, in its own memory.
 
     Raises:
         UnsupportedModelError: its type cannot be dequantised.
-        CheckpointError: the file cannot be read.
     """
-    from gguf import GGMLQuantizationType, quants
+    from gguf import quants
 
-    kind = GGMLQuantizationType(tensor.kind)
+    tensor = file.tensors[name]
     try:
-        stored = np.fromfile(path, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    rows = tensor.shape[:-1]
-    view = {"F32": np.float32, "F16": np.float16}.get(kind.name)
-    try:
-        values = quants.dequantize(
-            stored.view(view).reshape(tensor.shape) if view else stored.reshape(*rows, -1), kind
-        )
+        values = quants.dequantize(tensor.data, tensor.tensor_type)
     except NotImplementedError as error:
         raise UnsupportedModelError(
-            f"{path}: tensor {tensor.name} has type {kind.name}, which cannot be dequantised here; "
-            "use a file of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K or Q6_K"
+            f"{file.path}: tensor {name} has type {tensor.tensor_type.name}, which cannot be "
+            "dequantised here; use a file of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K or Q6_K"
         ) from error
-    return np.ascontiguousarray(values.reshape(tensor.shape), dtype=np.float32)
+    return np.array(values, dtype=np.float32).reshape(file.shape(name))
 
 
-def _damaged(path: Path, why: str) -> CheckpointError:
-    return CheckpointError(f"{path} is not a whole GGUF file ({why}): fetch it again")
+@lru_cache(maxsize=1)
+def _read(path: Path, size: int, changed: int) -> GGUFFile:
+    """Read a file; its size and time of change are part of the key under which it is kept."""
+    from gguf import GGUFReader
 
-
-class _Cursor:
-    """Reads little-endian values one after another."""
-
-    def __init__(self, view: mmap.mmap) -> None:
-        self.view = view
-        self.pos = 0
-
-    def number(self, code: str) -> Any:
-        """A scalar of a numpy type code, as a Python number."""
-        return self.numbers(code, 1)[0]
-
-    def numbers(self, code: str, count: int) -> list[Any]:
-        """``count`` scalars."""
-        values: list[Any] = np.frombuffer(self.take(np.dtype(code).itemsize * count), code).tolist()
-        return values
-
-    def size(self) -> int:
-        """An unsigned 64-bit length."""
-        (value,) = struct.unpack_from("<Q", self.view, self.pos)
-        self.pos += 8
-        return int(value)
-
-    def string(self) -> str:
-        """A length and that many bytes of UTF-8."""
-        return self.take(self.size()).decode("utf-8")
-
-    def take(self, count: int) -> bytes:
-        """The next bytes."""
-        end = self.pos + count
-        if end > len(self.view):
-            raise ValueError(f"it ends at byte {len(self.view)}, before byte {end}")
-        data = self.view[self.pos : end]
-        self.pos = end
-        return data
-
-    def value(self, kind: int) -> Any:
-        """A metadata value of a type number."""
-        if kind == _STRING:
-            return self.string()
-        if kind == _ARRAY:
-            return self.array()
-        if kind not in _SCALARS:
-            raise ValueError(f"unknown metadata type {kind}")
-        number = self.number(_SCALARS[kind])
-        return bool(number) if kind == _BOOL else number
-
-    def array(self) -> list[Any]:
-        """An array: the type of its items, their number, the items."""
-        kind, count = self.number("<u4"), self.size()
-        if kind in _SCALARS:
-            return self.numbers(_SCALARS[kind], count)
-        if kind != _STRING:
-            raise ValueError(f"unknown array type {kind}")
-        return [self.string() for _ in range(count)]
-
-
-def _parse(path: Path, view: mmap.mmap) -> GGUFHeader:
-    cursor = _Cursor(view)
-    if cursor.take(4) != _MAGIC:
-        raise ValueError("it does not begin with 'GGUF'")
-    version = cursor.number("<u4")
-    if version not in _VERSIONS:
-        raise UnsupportedModelError(
-            f"{path}: GGUF version {version} is not supported; supported are little-endian files "
-            f"of the versions {' and '.join(map(str, _VERSIONS))}"
-        )
-    num_tensors, num_values = cursor.size(), cursor.size()
-    metadata: dict[str, Any] = {}
-    for _ in range(num_values):
-        key = cursor.string()
-        metadata[key] = cursor.value(cursor.number("<u4"))
-    infos = [_tensor_info(cursor) for _ in range(num_tensors)]
-    alignment = metadata.get("general.alignment", _ALIGNMENT)
-    if not isinstance(alignment, int) or alignment <= 0:
-        raise ValueError(f"alignment {alignment!r}")
-    start = -(-cursor.pos // alignment) * alignment
-    tensors = {}
-    for name, shape, kind, offset in infos:
-        tensors[name] = _locate(path, (name, shape, kind), start + offset, len(view))
-    return GGUFHeader(path, metadata, tensors, cursor.pos)
-
-
-def _tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    name = cursor.string()
-    num_dims = cursor.number("<u4")
-    if num_dims > _MAX_DIMS:
-        raise ValueError(f"tensor {name} has {num_dims} dimensions")
-    shape = tuple(reversed(cursor.numbers("<u8", num_dims)))
-    return name, shape, cursor.number("<u4"), cursor.size()
-
-
-def _locate(
-    path: Path, info: tuple[str, tuple[int, ...], int], offset: int, file_bytes: int
-) -> GGUFTensor:
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    name, shape, kind = info
     try:
-        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-    except (ValueError, KeyError) as error:
-        raise UnsupportedModelError(
-            f"{path}: tensor {name} has the unknown type number {kind}; "
-            "use a file of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K or Q6_K"
+        reader = GGUFReader(path)
+        metadata = {
+            key: field.contents()
+            for key, field in reader.fields.items()
+            if not key.startswith("GGUF.")
+        }
+    except Exception as error:  # the reader indexes and decodes whatever it finds in the file
+        raise CheckpointError(
+            f"{path} is not a whole GGUF file ({type(error).__name__}: {error}): fetch it again"
         ) from error
-    count = 1
-    for size in shape:
-        count *= size
-    if not shape or count == 0 or shape[-1] % block:
-        raise ValueError(f"tensor {name} of shape {shape} cannot have type number {kind}")
-    num_bytes = count // block * block_bytes
-    if offset + num_bytes > file_bytes:
-        raise ValueError(
-            f"tensor {name} ends at byte {offset + num_bytes}, the file at byte {file_bytes}"
-        )
-    return GGUFTensor(name, shape, kind, offset, num_bytes)
+    tensors = {str(tensor.name): tensor for tensor in reader.tensors}
+    return GGUFFile(path, metadata, tensors, int(reader.data_offset))

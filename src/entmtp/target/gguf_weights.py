@@ -10,7 +10,7 @@ from torch import Tensor
 
 from entmtp.errors import CheckpointError, UnsupportedModelError
 from entmtp.target.base import TargetConfig
-from entmtp.target.gguf_file import GGUFHeader, dequantise, read_header
+from entmtp.target.gguf_file import GGUFFile, dequantise, read_gguf
 from entmtp.target.hf_config import check_sizes
 
 __all__ = ["gguf_config", "gguf_shapes", "gguf_tensors"]
@@ -36,45 +36,45 @@ _BLOCK = {
 }
 
 
-def gguf_config(header: GGUFHeader) -> TargetConfig:
+def gguf_config(file: GGUFFile) -> TargetConfig:
     """Sizes from the metadata; biases and tying from which tensors there are.
 
     Raises:
         CheckpointError: a size is missing or makes no sense.
         UnsupportedModelError: the model has a feature that the reference target lacks.
     """
-    family = _architecture(header)
-    _refuse_unsupported(header, family)
-    heads = _size(header, f"{family}.attention.head_count")
-    hidden = _size(header, f"{family}.embedding_length")
-    head_dim = _size(header, f"{family}.attention.key_length", hidden // heads)
-    positions = _size(header, f"{family}.context_length")
-    names = header.tensors
+    family = _architecture(file)
+    _refuse_unsupported(file, family)
+    heads = _size(file, f"{family}.attention.head_count")
+    hidden = _size(file, f"{family}.embedding_length")
+    head_dim = _size(file, f"{family}.attention.key_length", hidden // heads)
+    positions = _size(file, f"{family}.context_length")
+    names = file.tensors
     config = TargetConfig(
         family=family,
-        vocab_size=_vocab_size(header),
+        vocab_size=_vocab_size(file),
         hidden_size=hidden,
-        intermediate_size=_size(header, f"{family}.feed_forward_length"),
-        num_layers=_size(header, f"{family}.block_count"),
+        intermediate_size=_size(file, f"{family}.feed_forward_length"),
+        num_layers=_size(file, f"{family}.block_count"),
         num_heads=heads,
-        num_kv_heads=_size(header, f"{family}.attention.head_count_kv", heads),
+        num_kv_heads=_size(file, f"{family}.attention.head_count_kv", heads),
         head_dim=head_dim,
-        context_window=min(positions, _size(header, f"{family}.attention.sliding_window", 1 << 62)),
-        rms_norm_eps=_decimal(header, f"{family}.attention.layer_norm_rms_epsilon", 1e-6),
-        rope_theta=_decimal(header, f"{family}.rope.freq_base", 10000.0),
+        context_window=min(positions, _size(file, f"{family}.attention.sliding_window", 1 << 62)),
+        rms_norm_eps=_decimal(file, f"{family}.attention.layer_norm_rms_epsilon", 1e-6),
+        rope_theta=_decimal(file, f"{family}.rope.freq_base", 10000.0),
         qkv_bias=family == "qwen2" or "blk.0.attn_q.bias" in names,
         o_bias="blk.0.attn_output.bias" in names,
         mlp_bias="blk.0.ffn_down.bias" in names,
         qk_norm=family == "qwen3" or "blk.0.attn_q_norm.weight" in names,
         tie_embeddings="output.weight" not in names,
     )
-    check_sizes(config, header.path)
+    check_sizes(config, file.path)
     return config
 
 
-def gguf_shapes(header: GGUFHeader) -> dict[str, tuple[int, ...]]:
+def gguf_shapes(file: GGUFFile) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor under its Hugging Face name; unknown names stay as they are."""
-    return {_hf_name(name): tensor.shape for name, tensor in header.tensors.items()}
+    return {_hf_name(name): file.shape(name) for name in file.tensors}
 
 
 def gguf_tensors(path: Path, config: TargetConfig) -> Iterator[tuple[str, Tensor]]:
@@ -83,11 +83,11 @@ def gguf_tensors(path: Path, config: TargetConfig) -> Iterator[tuple[str, Tensor
     Raises:
         UnsupportedModelError: a tensor's type cannot be dequantised.
     """
-    header = read_header(path)
-    interleaved = header.metadata.get("general.architecture") == "llama"
-    for stored, tensor in header.tensors.items():
+    file = read_gguf(path)
+    interleaved = file.metadata.get("general.architecture") == "llama"
+    for stored in file.tensors:
         name = _hf_name(stored)
-        values = torch.from_numpy(dequantise(path, tensor))
+        values = torch.from_numpy(dequantise(file, stored))
         if interleaved and ".self_attn.q_proj." in name:
             values = _split_halves(values, config.num_heads)
         elif interleaved and ".self_attn.k_proj." in name:
@@ -118,72 +118,71 @@ def _hf_name(name: str) -> str:
     return name
 
 
-def _architecture(header: GGUFHeader) -> str:
-    name = header.metadata.get("general.architecture")
+def _architecture(file: GGUFFile) -> str:
+    name = file.metadata.get("general.architecture")
     if name not in _ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{header.path}: GGUF architecture {name!r} is not supported; "
+            f"{file.path}: GGUF architecture {name!r} is not supported; "
             f"supported are {', '.join(_ARCHITECTURES)}"
         )
     return str(name)
 
 
-def _refuse_unsupported(header: GGUFHeader, family: str) -> None:
-    get = header.metadata.get
+def _refuse_unsupported(file: GGUFFile, family: str) -> None:
+    get = file.metadata.get
     experts = get(f"{family}.expert_count", 0)
     if experts:
         raise UnsupportedModelError(
-            f"{header.path}: a mixture of {experts} experts is not supported; "
+            f"{file.path}: a mixture of {experts} experts is not supported; "
             f"supported are dense models of the architectures {', '.join(_ARCHITECTURES)}"
         )
     if get("split.count", 1) > 1:
         raise UnsupportedModelError(
-            f"{header.path}: one part of a GGUF file split into {get('split.count')} is not "
+            f"{file.path}: one part of a GGUF file split into {get('split.count')} is not "
             "supported; merge the parts into one file first"
         )
     scaling = get(f"{family}.rope.scaling.type", "none")
-    if "rope_freqs.weight" in header.tensors:
+    if "rope_freqs.weight" in file.tensors:
         scaling = "llama3 (rope_freqs.weight)"
     if scaling != "none":
         raise UnsupportedModelError(
-            f"{header.path}: rotary scaling of type {scaling!r} is not supported; "
+            f"{file.path}: rotary scaling of type {scaling!r} is not supported; "
             "supported are models without rotary scaling"
         )
     rotated = get(f"{family}.rope.dimension_count")
-    heads = _size(header, f"{family}.attention.head_count")
-    hidden = _size(header, f"{family}.embedding_length")
-    head_dim = _size(header, f"{family}.attention.key_length", hidden // heads)
+    heads = _size(file, f"{family}.attention.head_count")
+    hidden = _size(file, f"{family}.embedding_length")
+    head_dim = _size(file, f"{family}.attention.key_length", hidden // heads)
     if rotated is not None and rotated != head_dim:
         raise UnsupportedModelError(
-            f"{header.path}: rotary positions on {rotated} of {head_dim} head dimensions are not "
+            f"{file.path}: rotary positions on {rotated} of {head_dim} head dimensions are not "
             "supported; supported are models that rotate all"
         )
 
 
-def _vocab_size(header: GGUFHeader) -> int:
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise CheckpointError(f"{header.path} has no tensor token_embd.weight: fetch it again")
-    return embedding.shape[0]
+def _vocab_size(file: GGUFFile) -> int:
+    if "token_embd.weight" not in file.tensors:
+        raise CheckpointError(f"{file.path} has no tensor token_embd.weight: fetch it again")
+    return file.shape("token_embd.weight")[0]
 
 
-def _size(header: GGUFHeader, key: str, default: int | None = None) -> int:
-    value: Any = header.metadata.get(key, default)
+def _size(file: GGUFFile, key: str, default: int | None = None) -> int:
+    value: Any = file.metadata.get(key, default)
     if isinstance(value, list):
         if len(set(value)) != 1:
             raise UnsupportedModelError(
-                f"{header.path}: {key} differs from layer to layer, which is not supported; "
+                f"{file.path}: {key} differs from layer to layer, which is not supported; "
                 "supported are models whose layers are alike"
             )
         value = value[0]
     if type(value) is not int or value <= 0:
         raise CheckpointError(
-            f"{header.path}: {key} is {value!r}, not a positive integer: fetch the file again"
+            f"{file.path}: {key} is {value!r}, not a positive integer: fetch the file again"
         )
     return value
 
 
-def _decimal(header: GGUFHeader, key: str, default: float) -> float:
+def _decimal(file: GGUFFile, key: str, default: float) -> float:
     """A float32 as the decimal it was written from: 1e-05, not 9.999999747378752e-06."""
-    value = header.metadata.get(key, default)
+    value = file.metadata.get(key, default)
     return float(str(np.float32(value)))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from entmtp.errors import CheckpointError, UnsupportedModelError
 from entmtp.target.base import TargetConfig
-from entmtp.target.gguf_file import is_gguf, read_header
+from entmtp.target.gguf_file import is_gguf, read_gguf
 from entmtp.target.gguf_weights import gguf_config, gguf_shapes, gguf_tensors
 from entmtp.target.hf_config import config_from_dict, config_to_dict
 from entmtp.target.json_file import read_json
@@ -49,7 +49,7 @@ def read_config(path: Path) -> TargetConfig:
         UnsupportedModelError: a sound model that the reference target would decode wrongly.
     """
     if is_gguf(path):
-        return gguf_config(read_header(path))
+        return gguf_config(read_gguf(path))
     source = path / "config.json"
     if not source.is_file():
         raise CheckpointError(
@@ -73,7 +73,7 @@ def iter_tensors(path: Path, config: TargetConfig) -> Iterator[tuple[str, Tensor
             damaged file; while iterating, where a file cannot be read.
     """
     if is_gguf(path):
-        _check_shapes(gguf_shapes(read_header(path)), config, path)
+        _check_shapes(gguf_shapes(read_gguf(path)), config, path)
         return gguf_tensors(path, config)
     files = _safetensors_files(path)
     where = _check_safetensors(files, config, path)
