@@ -18,6 +18,7 @@ from entmtp.drafters.base import Drafter
 from entmtp.drafters.empty import EmptyDrafter
 from entmtp.engine import Engine, EngineLimits, GenerationResult, Request
 from entmtp.errors import InputError
+from entmtp.loading.loader import set_threads
 from entmtp.params import SamplingParams
 from entmtp.sampling import derive_seed, token_scores
 from entmtp.scheduler import FixedScheduler, SchedulerDecision, Signal
@@ -87,8 +88,11 @@ class CheckReport:
         self.mismatches: list[Divergence] = []
 
     def as_dict(self) -> dict[str, object]:
-        """The JSON form."""
-        return {**asdict(self), "mismatches": [asdict(m) for m in self.mismatches]}
+        """The JSON form; a gap that is not finite becomes ``None``, as JSON has no infinity."""
+        mismatches = [
+            asdict(m) | {"gap": m.gap if math.isfinite(m.gap) else None} for m in self.mismatches
+        ]
+        return {**asdict(self), "mismatches": mismatches}
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,8 @@ class RandomScheduler:
 
 def random_topology(rng: random.Random, max_depth: int, max_rank: int, max_nodes: int) -> Topology:
     """A random prefix-closed tree; low ranks and the first child are likelier, as in use."""
-    num_nodes = rng.choice((0, 1, rng.randint(0, 8), rng.randint(0, max_nodes)))
+    sizes = (0, 1, rng.randint(0, 8), rng.randint(0, max_nodes))
+    num_nodes = min(rng.choice(sizes), max_nodes)
     paths: set[tuple[int, ...]] = set()
     open_paths: list[tuple[int, ...]] = [()] if max_depth > 0 else []
     for _ in range(num_nodes * 4):
@@ -324,7 +329,7 @@ def run_check(  # noqa: PLR0913 - keyword-only beyond the second
         progress: told the cases done and in all.
 
     Raises:
-        InputError: no prompts, or nothing to check without a drafter.
+        InputError: no prompts, nothing to check without a drafter, or a bad number of threads.
     """
     if not prompts:
         raise InputError("there are no prompts to check")
@@ -335,6 +340,8 @@ def run_check(  # noqa: PLR0913 - keyword-only beyond the second
     counts = tuple(threads) or (before,)
     total = len(prompts) * len(checker.modes) * len(batch_sizes) * len(counts)
     try:
+        for count in threads:
+            set_threads(count)  # refuses a bad one before any work is done
         for mode, sampling in checker.modes.items():
             for start in range(0, len(prompts), max(batch_sizes)):
                 group = prompts[start : start + max(batch_sizes)]

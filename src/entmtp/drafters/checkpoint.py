@@ -8,6 +8,7 @@ Without output matrices of their own, heads use the rows of the target's output 
 ``hot_ids``, which are not stored.
 """
 
+import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -87,7 +88,7 @@ def read_heads_file(file: Path) -> HeadsFile:
             )
         if "hot_ids" not in reader.keys():  # noqa: SIM118 - the reader is no mapping
             raise CheckpointError(f"{file}: the tensor 'hot_ids' is missing; train the heads again")
-        size = reader.get_slice("hot_ids").get_shape()[0]
+        size = math.prod(reader.get_slice("hot_ids").get_shape())
     return HeadsFile(_parse_config(metadata, file), metadata.get("target", "unknown"), size)
 
 
@@ -135,11 +136,11 @@ def load_heads(
 
 
 def _open(file: Path):  # type: ignore[no-untyped-def]
-    if not file.is_file():
-        raise CheckpointError(f"{file}: no such file of heads")
     try:
+        if not file.is_file():
+            raise CheckpointError(f"{file}: no such file of heads")
         return safe_open(file, framework="pt")
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{file}: cannot be read as safetensors ({error})") from error
 
 
