@@ -59,7 +59,8 @@ class Bank:
             document = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise BankError(f"{file}: cannot be read as a bank ({error})") from error
-        if not isinstance(document, dict) or document.get("schema") != SCHEMA_VERSION:
+        schema = document.get("schema") if isinstance(document, dict) else None
+        if type(schema) is not int or schema != SCHEMA_VERSION:
             raise BankError(f"{file}: not a bank of schema version {SCHEMA_VERSION}")
         unknown = set(document) - {"schema", "entries"}
         if unknown or not isinstance(document.get("entries"), dict):

@@ -223,13 +223,10 @@ def entropy_and_top1(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Shannon entropy in nats and top-1 probability of softmax over raw logits.
 
     Args:
-        logits: ``(..., V)``; computed in float32 as H = log Z - sum p x.
+        logits: ``(..., V)``; ``-inf`` entries have probability 0. Computed in float32.
 
     Returns:
-        float32 entropies and probabilities, both ``(...)``.
+        float32 entropies and probabilities, both ``(...)``; NaN where a row holds NaN or infinity.
     """
-    logits = logits.to(torch.float32)
-    log_z = torch.logsumexp(logits, dim=-1)
-    log_probs = logits - log_z.unsqueeze(-1)
-    probs = log_probs.exp()
-    return -(probs * log_probs).sum(dim=-1).clamp(max=0), probs.amax(dim=-1)
+    probs = torch.softmax(logits.to(torch.float32), dim=-1)
+    return torch.special.entr(probs).sum(dim=-1), probs.amax(dim=-1)

@@ -558,3 +558,10 @@ def test_typical_alpha_is_not_negative(value: float) -> None:
     """The error names it."""
     with pytest.raises(InputError, match=f"posterior_alpha is {value}; it must be 0 or more"):
         TypicalParams(posterior_alpha=value)
+
+
+def test_a_masked_token_has_no_part_in_the_entropy() -> None:
+    """A row that masks tokens with -inf keeps a finite entropy: that of the others."""
+    row = torch.tensor([1.0, 2.0, -math.inf, 0.5])
+    masked, without = entropy_and_top1(row), entropy_and_top1(row[[0, 1, 3]])
+    torch.testing.assert_close(torch.stack(masked), torch.stack(without))
