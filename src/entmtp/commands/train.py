@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from entmtp.errors import InputError
+from entmtp.workload import read_prompts
 
 if TYPE_CHECKING:
     from entmtp.train import TrainedHeads
@@ -65,9 +65,8 @@ def train(
         _changed(HeadsRecipe(kind=kind.strip(), seed=options["seed"]), options, names)
         for kind in kinds.split(",")
     )
-    missing = [file for file in prompt_files if not file.is_file()]
-    if missing:
-        raise InputError(f"{missing[0]}: no such file of prompts")
+    for file in prompt_files:
+        read_prompts(file, limit=1)  # a wrong name should not have to wait for the model
     if options["threads"] is not None:
         set_threads(options["threads"])
     path = resolve_model(model)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from entmtp.train.data import Answers
 
-__all__ = ["IGNORED", "Batch", "hot_vocabulary", "iter_batches", "make_batch"]
+__all__ = ["IGNORED", "Batch", "head_targets", "hot_vocabulary", "iter_batches", "make_batch"]
 
 IGNORED = -100
 """Target of a head that has nothing to predict: beyond the answer, or not a hot token."""
@@ -53,16 +53,24 @@ def make_batch(
         hot_index: int64 ``(V,)``, index of each token in the hot vocabulary or ``IGNORED``.
         num_heads: K.
     """
-    offsets = torch.arange(num_heads + 1)
-    index = positions[:, None] + offsets[None, :]
+    index = positions[:, None] + torch.arange(num_heads)
+    above = answers.tokens[index.clamp(max=len(answers.tokens) - 1)]
+    targets = head_targets(answers, ends, positions, hot_index, num_heads)
+    return Batch(answers.hidden[positions].to(torch.float32), above, targets)
+
+
+def head_targets(
+    answers: Answers, ends: Tensor, positions: Tensor, hot_index: Tensor, num_heads: int
+) -> Tensor:
+    """What each head must predict, int64 ``(B, K)``; arguments as :func:`make_batch`."""
+    index = positions[:, None] + torch.arange(1, num_heads + 1)
     is_inside = index < ends[positions][:, None]
     tokens = answers.tokens[index.clamp(max=len(answers.tokens) - 1)]
-    targets = torch.where(is_inside[:, 1:], hot_index[tokens[:, 1:]], IGNORED)
-    return Batch(answers.hidden[positions].to(torch.float32), tokens[:, :-1], targets)
+    return torch.where(is_inside, hot_index[tokens], IGNORED)
 
 
 def iter_batches(positions: Tensor, batch_size: int, seed: int, epoch: int) -> Iterator[Tensor]:
     """Positions of one epoch in an order that depends on (seed, epoch) alone."""
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     order = positions[torch.randperm(len(positions), generator=generator)]
     yield from torch.split(order, batch_size)

@@ -1,8 +1,10 @@
 """Settings of a training run; the command line reads its defaults here."""
 
+import math
 from dataclasses import asdict, dataclass
 
 from entmtp.errors import InputError
+from entmtp.params import MAX_SEED
 
 __all__ = ["DataConfig", "HeadsRecipe"]
 
@@ -31,9 +33,11 @@ class DataConfig:
         """Refuse settings from which nothing can be learnt."""
         _require(self.num_prompts >= 2, "num_prompts", self.num_prompts, "at least 2")
         _require(self.max_new_tokens >= 2, "max_new_tokens", self.max_new_tokens, "at least 2")
-        _require(self.temperature >= 0, "temperature", self.temperature, "0 or more")
+        is_usable = 0 <= self.temperature < math.inf
+        _require(is_usable, "temperature", self.temperature, "0 or more, and finite")
         _require(0 < self.held_out < 1, "held_out", self.held_out, "between 0 and 1")
         _require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
+        _require_seed(self.seed)
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,12 @@ class HeadsRecipe:
         _require(self.kind in ("medusa", "hydra"), "kind", self.kind, "'medusa' or 'hydra'")
         for name, value in asdict(self).items():
             if name not in ("kind", "seed"):
-                _require(value > 0, name, value, "above 0")
+                _require(0 < value < math.inf, name, value, "above 0, and finite")
+        _require_seed(self.seed)
+
+
+def _require_seed(seed: int) -> None:
+    _require(0 <= seed <= MAX_SEED, "seed", seed, "between 0 and 2**63 - 1")
 
 
 def _require(is_valid: bool, name: str, value: object, limits: str) -> None:

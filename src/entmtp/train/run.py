@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
 from torch import Tensor
 
 from entmtp.drafters.checkpoint import save_heads
@@ -73,12 +74,30 @@ def train_heads(
     Writes ``answers/``, checkpoints, ``<kind>.safetensors`` and ``report.json`` into ``folder``.
 
     Raises:
-        TrainingError: the folder belongs to a run with other settings, or the data is too thin.
+        TrainingError: the folder belongs to a run with other settings or cannot be written to, or
+            the data is too thin.
         InputError: a prompt file cannot be read.
     """
+    prompts = _encode_prompts(prompt_files, tokenizer, target, config.data)
+    try:
+        return _train(target, tokenizer, prompts, folder, config, progress)
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(
+            f"{folder}: cannot store the run there ({error}); free some space or use another "
+            "output folder, and run again"
+        ) from error
+
+
+def _train(
+    target: Target,
+    tokenizer: Tokenizer,
+    prompts: Sequence[tuple[int, ...]],
+    folder: Path,
+    config: TrainConfig,
+    progress: Progress,
+) -> list[TrainedHeads]:
     answers_folder = folder / "answers"
     answers_folder.mkdir(parents=True, exist_ok=True)
-    prompts = _encode_prompts(prompt_files, tokenizer, target, config.data)
     _check_settings(folder / "settings.json", config.model_name, prompts, config.data)
     _write_answers(target, tokenizer, prompts, config.data, answers_folder, progress)
     answers = load_answers(answers_folder)
@@ -126,7 +145,13 @@ def _check_settings(
     for free in ("held_out", "batch_size"):  # change nothing in the answers
         del settings[free]
     if file.exists():
-        if json.loads(file.read_text(encoding="utf-8")) != settings:
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise TrainingError(
+                f"{file}: damaged ({error}); use another output folder, or delete this one"
+            ) from error
+        if found != settings:
             raise TrainingError(
                 f"{file}: this folder holds a run with other prompts or settings; use another "
                 "output folder, or delete this one"

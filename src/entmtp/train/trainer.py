@@ -16,6 +16,7 @@ from entmtp.errors import TrainingError
 from entmtp.train.batches import (
     IGNORED,
     Batch,
+    head_targets,
     hot_vocabulary,
     iter_batches,
     make_batch,
@@ -98,7 +99,8 @@ def measure_accuracy(
             if not bool(rows.any()):
                 continue
             features = heads.features(head, batch.hidden[rows], embedded[rows, : head + 1])
-            best = heads.logits(head, features).topk(_TOPS[-1], dim=1).indices
+            logits = heads.logits(head, features)
+            best = logits.topk(min(_TOPS[-1], logits.shape[1]), dim=1).indices
             is_hit = best == batch.targets[rows, head][:, None]
             hits[head] += torch.stack([is_hit[:, :k].any(dim=1).sum() for k in _TOPS])
             counts[head] += int(rows.sum())
@@ -109,13 +111,15 @@ def measure_accuracy(
     )
 
 
-def train_kind(
+def train_kind(  # noqa: PLR0913 - the last is keyword-only
     answers: Answers,
     held_out: list[int],
     recipe: HeadsRecipe,
     target: TargetTensors,
     folder: Path,
     progress: Progress,
+    *,
+    checkpoint_s: float = 60.0,
 ) -> tuple[MedusaHeads | HydraHeads, Accuracy]:
     """Train one set of heads; goes on from the last checkpoint in ``folder``.
 
@@ -126,6 +130,7 @@ def train_kind(
         target: embedding and output head.
         folder: of the checkpoint.
         progress: told the optimiser steps done, and a short report.
+        checkpoint_s: seconds from one checkpoint to the next; one is written at the end too.
 
     Raises:
         TrainingError: too little text, or the checkpoint belongs to other settings.
@@ -147,14 +152,18 @@ def train_kind(
     ends = answers.sequence_ends()
     kept_out = set(held_out)
     trained = answers.positions([s for s in range(answers.num_sequences) if s not in kept_out])
+    targets = head_targets(answers, ends, trained, hot_index, recipe.num_heads)
+    trained = trained[(targets != IGNORED).any(dim=1)]  # else a batch may have nothing to predict
     if not len(trained):
-        raise TrainingError("no answer is long enough to train on; raise max_new_tokens")
+        raise TrainingError(
+            "the answers hold nothing to train on; raise max_new_tokens or hot_vocab_size"
+        )
 
     def batch_at(positions: Tensor) -> Batch:
         return make_batch(answers, ends, positions, hot_index, recipe.num_heads)
 
     run = _Run(heads, recipe, folder / f"{recipe.kind}.checkpoint.pt", len(trained))
-    run.fit(trained, batch_at, target.embedding, progress)
+    run.fit(trained, batch_at, target.embedding, progress, checkpoint_s)
     held = torch.split(answers.positions(held_out), recipe.batch_size)
     every = hot_index.clone()
     every[every == IGNORED] = len(hot_ids)  # a cold token is a miss, not a gap
@@ -183,8 +192,9 @@ class _Run:
         batch_at: Callable[[Tensor], Batch],
         embedding: Tensor,
         progress: Progress,
+        checkpoint_s: float,
     ) -> None:
-        """Run the remaining steps; write a checkpoint every minute and at the end."""
+        """Run the remaining steps; write a checkpoint now and then, and at the end."""
         kind, saved, average = self._recipe.kind, time.monotonic(), 0.0
         progress(kind, self._done, self._num_steps, "")
         for epoch in range(self._done // self._steps_per_epoch, self._recipe.epochs):
@@ -195,10 +205,10 @@ class _Run:
                     continue
                 loss = self._step(batch_at(chosen), embedding)
                 average = loss if not average else 0.98 * average + 0.02 * loss
-                progress(kind, self._done, self._num_steps, f"loss {average:.3f}")
-                if time.monotonic() - saved > 60:
+                if time.monotonic() - saved >= checkpoint_s:
                     self._save()
                     saved = time.monotonic()
+                progress(kind, self._done, self._num_steps, f"loss {average:.3f}")
         self._save()
 
     def _step(self, batch: Batch, embedding: Tensor) -> float:
@@ -228,7 +238,8 @@ class _Run:
             "optimizer": self._optimizer.state_dict(),
         }
         try:
-            torch.save(state, temporary)
+            with temporary.open("wb") as file:
+                torch.save(state, file)
             os.replace(temporary, self._file)
         finally:
             temporary.unlink(missing_ok=True)
@@ -238,11 +249,12 @@ class _Run:
             return 0
         try:
             state = torch.load(self._file, weights_only=True)
+            is_same = state["identity"] == self._identity
         except Exception as error:  # torch raises many kinds for a damaged file
             raise TrainingError(
                 f"{self._file}: damaged ({type(error).__name__}); delete it to start again"
             ) from error
-        if state["identity"] != self._identity:
+        if not is_same:
             raise TrainingError(
                 f"{self._file}: made with other settings; use another output folder or delete it"
             )

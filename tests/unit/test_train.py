@@ -1,0 +1,670 @@
+"""Training: what heads may see, what they must predict, and runs that go on where they ended."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
+
+from entmtp.drafters.checkpoint import load_heads
+from entmtp.drafters.heads import HeadsConfig, HydraHeads, MedusaHeads, build_heads
+from entmtp.drafters.tree_heads import HeadsDrafter
+from entmtp.engine import Engine, EngineLimits
+from entmtp.errors import InputError, TrainingError
+from entmtp.params import SamplingParams
+from entmtp.sampling import derive_seed
+from entmtp.scheduler import FixedScheduler
+from entmtp.target.base import Segment
+from entmtp.target.llama import LlamaTarget
+from entmtp.target.weights import tensor_shapes
+from entmtp.tokenizer import Message
+from entmtp.topology import Topology, named_topologies
+from entmtp.train import DataConfig, HeadsRecipe, TrainConfig, TrainedHeads, train_heads
+from entmtp.train.batches import (
+    IGNORED,
+    Batch,
+    hot_vocabulary,
+    iter_batches,
+    make_batch,
+)
+from entmtp.train.data import Answers, RecordingDrafter, collect_answers, load_answers
+from entmtp.train.prompts import draw_prompts
+from entmtp.train.trainer import TargetTensors, heads_loss, train_kind
+from fakes import ByteTokenizer, tiny_config, tiny_target
+
+HIDDEN, VOCAB, NUM_HEADS = 8, 30, 3
+KINDS = ("medusa", "hydra")
+RECIPE = HeadsRecipe(
+    num_heads=NUM_HEADS, hot_vocab_size=VOCAB, epochs=2, batch_size=8, learning_rate=0.01
+)
+DATA = DataConfig(num_prompts=6, max_new_tokens=6, batch_size=4)
+
+
+class Stop(Exception):
+    """Stands for whatever ends a run: a signal, a crash, a full disk."""
+
+
+class LastWordsTokenizer(ByteTokenizer):
+    """Its chat prompts end in the user's own words, so that answers differ."""
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        return self.encode(messages[-1]["content"])
+
+
+def silent(stage: str, done: int, total: int, note: str) -> None:
+    """Report nothing."""
+
+
+def stopping_at(last: int, *, stage: str | None = None) -> Callable[..., None]:
+    """A progress report that ends the run at some count."""
+
+    def report(name: str, done: int, total: int, note: str = "") -> None:
+        if done >= last and name == (stage or name):
+            raise Stop
+
+    return report
+
+
+def make_answers(*lengths: int, seed: int = 0, vocab: int = VOCAB) -> Answers:
+    """Random tokens and states."""
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(lengths)
+    return Answers(
+        torch.randint(0, vocab, (total,), generator=generator),
+        torch.randn(total, HIDDEN, generator=generator).to(torch.float16),
+        torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64),
+    )
+
+
+def make_heads(kind: str, hot_ids: Tensor, *, is_trained: bool = False) -> MedusaHeads | HydraHeads:
+    """Heads with an output matrix; new ones pass h_t on, trained ones have random weights."""
+    heads = build_heads(HeadsConfig(kind, HIDDEN, VOCAB, NUM_HEADS, num_layers=2), hot_ids)
+    generator = torch.Generator().manual_seed(5)
+    if is_trained:
+        with torch.no_grad():
+            for parameter in heads.parameters():
+                parameter.normal_(generator=generator)
+    heads.attach_output(torch.randn(len(hot_ids), HIDDEN, generator=generator))
+    return heads
+
+
+def hot_index(hot_ids: Tensor) -> Tensor:
+    """Index of each token in the hot vocabulary."""
+    index = torch.full((VOCAB,), IGNORED, dtype=torch.int64)
+    index[hot_ids] = torch.arange(len(hot_ids))
+    return index
+
+
+def batch_of(answers: Answers, positions: Sequence[int], hot_ids: Tensor | None = None) -> Batch:
+    """Examples at some positions; all tokens are hot unless told otherwise."""
+    hot_ids = torch.arange(VOCAB) if hot_ids is None else hot_ids
+    ends = answers.sequence_ends()
+    return make_batch(answers, ends, torch.tensor(positions), hot_index(hot_ids), NUM_HEADS)
+
+
+def all_features(heads: MedusaHeads | HydraHeads, batch: Batch, embedding: Tensor) -> list[Tensor]:
+    """What each head makes of a batch, before it scores tokens."""
+    embedded = functional.embedding(batch.above, embedding)
+    return [heads.features(i, batch.hidden, embedded[:, : i + 1]) for i in range(NUM_HEADS)]
+
+
+def recording_engine(target: LlamaTarget, batch_size: int = 4) -> Engine:
+    """Plain decoding that keeps hidden states."""
+    return Engine(
+        target,
+        RecordingDrafter(),
+        FixedScheduler("none", Topology(())),
+        ByteTokenizer(),
+        EngineLimits(max_batch_size=batch_size),
+    )
+
+
+def make_prompts(count: int) -> list[tuple[int, ...]]:
+    """Distinct prompts of different lengths, of ids from 200 on."""
+    return [tuple(200 + (7 * i + j) % 50 for j in range(3 + i % 4)) for i in range(count)]
+
+
+def answer_prompts(target: LlamaTarget, folder: Path, count: int = 5) -> Answers:
+    """Let a target write twelve tokens to each prompt."""
+    sampling = SamplingParams(max_new_tokens=12, seed=3)
+    collect_answers(
+        recording_engine(target), make_prompts(count), sampling, folder, silent_stage, shard_size=2
+    )
+    return load_answers(folder)
+
+
+def silent_stage(stage: str, done: int, total: int) -> None:
+    """Report nothing."""
+
+
+def write_prompts(file: Path, turns: Sequence[str]) -> Path:
+    """A file of prompts in our own layout."""
+    records = [{"id": f"p{i}", "task": "t", "turns": [turn]} for i, turn in enumerate(turns)]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return file
+
+
+def run_training(
+    folder: Path,
+    *,
+    data: DataConfig = DATA,
+    recipe: HeadsRecipe = RECIPE,
+    name: str = "tiny",
+    progress: Callable[..., None] = silent,
+    turns: Sequence[str] = tuple(f"number {i} of them" for i in range(8)),
+) -> list[TrainedHeads]:
+    """The whole of training on a tiny target."""
+    file = write_prompts(folder.with_suffix(".jsonl"), turns)
+    target = tiny_target(1, tie_embeddings=False)
+    config = TrainConfig(name, data, (recipe,))
+    return train_heads(target, LastWordsTokenizer(), [file], folder, config, progress)
+
+
+# -- what heads see --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("head", range(NUM_HEADS))
+def test_a_head_never_sees_the_token_it_must_predict(kind: str, head: int) -> None:
+    """Another x_{t+2+i}, and other tokens after it, leave the input of head i as it is."""
+    answers, embedding = make_answers(12), torch.randn(VOCAB, HIDDEN)
+    changed = replace(answers, tokens=answers.tokens.clone())
+    position = 4
+    changed.tokens[position + head + 1 :] = (changed.tokens[position + head + 1 :] + 1) % VOCAB
+    heads = make_heads(kind, torch.arange(VOCAB), is_trained=True)
+    before, after = (batch_of(a, [position]) for a in (answers, changed))
+    assert before.targets[0, head] != after.targets[0, head]
+    pair = [all_features(heads, batch, embedding)[head] for batch in (before, after)]
+    assert torch.equal(*pair)
+
+
+@pytest.mark.parametrize("head", range(NUM_HEADS))
+def test_a_hydra_head_sees_every_token_above_its_target(head: int) -> None:
+    """The root and the draft tokens above enter; so the leak test looks where it should."""
+    answers, embedding = make_answers(12), torch.randn(VOCAB, HIDDEN)
+    heads = make_heads("hydra", torch.arange(VOCAB), is_trained=True)
+    before = all_features(heads, batch_of(answers, [4]), embedding)[head]
+    for above in range(head + 1):
+        changed = replace(answers, tokens=answers.tokens.clone())
+        changed.tokens[4 + above] = (changed.tokens[4 + above] + 1) % VOCAB
+        after = all_features(heads, batch_of(changed, [4]), embedding)[head]
+        assert not torch.equal(before, after)
+
+
+def test_a_medusa_head_sees_no_token_at_all() -> None:
+    """It reads h_t alone."""
+    answers, embedding = make_answers(12), torch.randn(VOCAB, HIDDEN)
+    changed = replace(answers, tokens=(answers.tokens + 1) % VOCAB)
+    heads = make_heads("medusa", torch.arange(VOCAB), is_trained=True)
+    pair = (all_features(heads, batch_of(a, [4]), embedding) for a in (answers, changed))
+    assert all(torch.equal(*features) for features in zip(*pair, strict=True))
+
+
+# -- what heads must predict -----------------------------------------------------------------------
+
+
+def test_targets_are_the_tokens_after_those_that_were_read() -> None:
+    """At position j head i reads tokens j .. j + i and must predict token j + i + 1."""
+    answers = make_answers(9)
+    batch = batch_of(answers, [0, 3])
+    for row, position in enumerate((0, 3)):
+        following = answers.tokens[position : position + NUM_HEADS + 1]
+        assert torch.equal(batch.above[row], following[:-1])
+        assert torch.equal(batch.targets[row], following[1:])
+    assert torch.equal(batch.hidden, answers.hidden[[0, 3]].float())
+
+
+def test_nothing_is_predicted_beyond_an_answer() -> None:
+    """The next answer in the file is another text."""
+    answers = make_answers(4, 5)
+    targets = batch_of(answers, [0, 1, 2, 6, 7]).targets
+    is_ignored = (targets == IGNORED).tolist()
+    assert is_ignored == [
+        [False, False, False],
+        [False, False, True],
+        [False, True, True],
+        [False, False, True],
+        [False, True, True],
+    ]
+
+
+def test_cold_tokens_are_not_predicted() -> None:
+    """A token outside the hot vocabulary has no score that could be raised."""
+    answers = replace(make_answers(6), tokens=torch.tensor([5, 6, 7, 5, 6, 7]))
+    batch = batch_of(answers, [0, 1], torch.tensor([7, 5]))
+    assert batch.targets.tolist() == [[IGNORED, 0, 1], [0, 1, IGNORED]]
+
+
+def test_the_hot_vocabulary_holds_the_most_frequent_tokens() -> None:
+    """By falling frequency, ties to the lower id."""
+    answers = replace(make_answers(6), tokens=torch.tensor([9, 4, 9, 7, 4, 9]))
+    assert hot_vocabulary(answers, 4, VOCAB).tolist() == [9, 4, 7, 0]
+    assert len(hot_vocabulary(answers, 1000, VOCAB)) == VOCAB
+
+
+def test_the_last_token_of_an_answer_starts_no_example() -> None:
+    """Every position has at least one token to predict; an answer of one token has none."""
+    answers = make_answers(3, 1, 2)
+    assert answers.positions([0, 1, 2]).tolist() == [0, 1, 4]
+    assert answers.positions([1]).tolist() == answers.positions([]).tolist() == []
+    assert answers.sequence_ends().tolist() == [3, 3, 3, 4, 6, 6]
+
+
+def test_an_epoch_visits_every_position_once_in_an_order_of_its_own() -> None:
+    """The order depends on seed and epoch alone, for seeds up to the largest that is allowed."""
+    positions = torch.arange(3, 40)
+    orders = [
+        torch.cat(list(iter_batches(positions, 8, seed, epoch)))
+        for seed, epoch in ((0, 0), (0, 1), (1, 0), (2**63 - 1, 0))
+    ]
+    assert all(torch.equal(torch.sort(order).values, positions) for order in orders)
+    assert len({tuple(order.tolist()) for order in orders}) == len(orders)
+    assert torch.equal(orders[1], torch.cat(list(iter_batches(positions, 8, 0, 1))))
+
+
+# -- loss ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_untrained_heads_lose_what_the_target_itself_would(kind: str) -> None:
+    """New heads pass h_t on, so the loss is that of the target's own output at h_t."""
+    answers, hot_ids = make_answers(7, 6), torch.arange(24)
+    batch = batch_of(answers, [0, 2, 4, 8, 11], hot_ids)
+    heads = make_heads(kind, hot_ids)
+    scores = batch.hidden.double().numpy() @ heads.shared_output.double().numpy().T
+    losses = np.log(np.exp(scores).sum(axis=1, keepdims=True)) - scores
+    expected = 0.0
+    for head in range(NUM_HEADS):
+        targets = batch.targets[:, head].tolist()
+        parts = [losses[row, t] for row, t in enumerate(targets) if t != IGNORED]
+        expected += 0.7**head * float(np.mean(parts))
+    loss = heads_loss(heads, batch, torch.randn(VOCAB, HIDDEN), 0.7)
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_only_the_tokens_of_a_batch_get_a_gradient() -> None:
+    """Embeddings of tokens that no head reads are not touched, nor those after the last target."""
+    answers = replace(make_answers(6), tokens=torch.tensor([1, 2, 3, 4, 5, 6]))
+    embedding = torch.randn(VOCAB, HIDDEN, requires_grad=True)
+    heads = make_heads("hydra", torch.arange(VOCAB), is_trained=True)
+    heads_loss(heads, batch_of(answers, [1]), embedding, 1.0).backward()
+    assert embedding.grad is not None
+    assert embedding.grad.abs().sum(dim=1).nonzero().flatten().tolist() == [2, 3, 4]
+
+
+def test_a_batch_with_nothing_to_predict_is_refused() -> None:
+    """A loss of zero would look like heads that know everything."""
+    batch = batch_of(make_answers(4), [3])
+    with pytest.raises(TrainingError, match="no token to predict"):
+        heads_loss(make_heads("medusa", torch.arange(VOCAB)), batch, torch.ones(VOCAB, HIDDEN), 1.0)
+
+
+def test_a_loss_that_is_not_finite_is_refused() -> None:
+    """Weights are spoilt by then; the message says what to lower."""
+    heads, batch = make_heads("medusa", torch.arange(VOCAB)), batch_of(make_answers(9), [0])
+    heads.attach_output(torch.full((VOCAB, HIDDEN), float("nan")))
+    with pytest.raises(TrainingError, match="lower the learning rate"):
+        heads_loss(heads, batch, torch.ones(VOCAB, HIDDEN), 1.0)
+
+
+# -- training of one kind --------------------------------------------------------------------------
+
+
+def train(
+    answers: Answers,
+    folder: Path,
+    recipe: HeadsRecipe = RECIPE,
+    progress: Callable[..., None] = silent,
+    *,
+    checkpoint_s: float = 60.0,
+) -> dict[str, Tensor]:
+    """Train on all answers but the first; returns the weights."""
+    generator = torch.Generator().manual_seed(9)
+    embedding = torch.randn(VOCAB, HIDDEN, generator=generator)
+    target = TargetTensors(embedding, lambda ids: embedding[ids])
+    heads, accuracy = train_kind(
+        answers, [0], recipe, target, folder, progress, checkpoint_s=checkpoint_s
+    )
+    assert all(0 <= share <= 1 for top in accuracy.top for share in top)
+    return heads.state_dict()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_steps", [1, 5, 6, 9])
+def test_a_run_that_was_killed_gives_the_same_weights(
+    tmp_path: Path, kind: str, num_steps: int
+) -> None:
+    """Bitwise, whether it ended at once, at the last step of an epoch, or within the next one."""
+    answers, recipe = make_answers(4, 20, 21), replace(RECIPE, kind=kind)
+    (tmp_path / "whole").mkdir()
+    whole = train(answers, tmp_path / "whole", recipe)
+    with pytest.raises(Stop):
+        train(answers, tmp_path, recipe, stopping_at(num_steps), checkpoint_s=0)
+    done = []
+    resumed = train(answers, tmp_path, recipe, lambda _, n, total, note: done.append(n))
+    assert done == list(range(num_steps, 11))
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+
+
+def test_a_finished_run_is_not_trained_further(tmp_path: Path) -> None:
+    """Running the same command again only reads the checkpoint."""
+    answers = make_answers(4, 20)
+    first = train(answers, tmp_path)
+    again = train(answers, tmp_path)
+    assert all(torch.equal(again[name], value) for name, value in first.items())
+
+
+def test_training_moves_the_weights_and_lowers_the_loss(tmp_path: Path) -> None:
+    """On a text that repeats itself every four tokens."""
+    states = torch.eye(HIDDEN)[:4].repeat(6, 1).to(torch.float16)
+    answers = Answers(torch.arange(24) % 4, states, torch.tensor([0, 8, 16, 24]))
+    notes: list[str] = []
+    train(
+        answers, tmp_path, replace(RECIPE, epochs=20), lambda _, n, total, note: notes.append(note)
+    )
+    losses = [float(note.removeprefix("loss ")) for note in notes if note]
+    assert losses[-1] < losses[0]
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
+    """Weights of two recipes are not mixed."""
+    train(make_answers(4, 20), tmp_path)
+    with pytest.raises(TrainingError, match="made with other settings"):
+        train(make_answers(4, 20), tmp_path, replace(RECIPE, learning_rate=0.02))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, share: float) -> None:
+    """The message names the file and says to delete it."""
+    train(make_answers(4, 20), tmp_path)
+    file = tmp_path / "hydra.checkpoint.pt"
+    data = file.read_bytes()
+    file.write_bytes(data[: int(share * len(data))])
+    with pytest.raises(TrainingError, match=r"hydra\.checkpoint\.pt: damaged .* delete it"):
+        train(make_answers(4, 20), tmp_path)
+
+
+@pytest.mark.parametrize("content", [{"done": 3}, [1, 2]], ids=["no identity", "a list"])
+def test_a_checkpoint_of_another_program_is_refused(tmp_path: Path, content: object) -> None:
+    """A sound file of torch's that holds something else once ended in a KeyError."""
+    torch.save(content, tmp_path / "hydra.checkpoint.pt")
+    with pytest.raises(TrainingError, match="damaged"):
+        train(make_answers(4, 20), tmp_path)
+
+
+def test_positions_with_only_cold_tokens_ahead_are_left_out(tmp_path: Path) -> None:
+    """Such a position alone in a batch once ended a run, and ended it again after each resume."""
+    tokens = torch.tensor([5] * 10 + [6, 7, 8, 9, 10, 11] + [5] * 4)
+    answers = replace(make_answers(4, 16), tokens=tokens)
+    train(answers, tmp_path, replace(RECIPE, hot_vocab_size=1, batch_size=1))
+
+
+def test_text_without_anything_to_learn_is_refused(tmp_path: Path) -> None:
+    """Answers of one token, or of cold tokens alone."""
+    with pytest.raises(TrainingError, match="nothing to train on"):
+        train(make_answers(4, 1, 1), tmp_path)
+    tokens = torch.tensor([5, 5, 5, 5, 5, 6, 7, 8])
+    with pytest.raises(TrainingError, match="nothing to train on"):
+        train(
+            replace(make_answers(5, 3), tokens=tokens), tmp_path, replace(RECIPE, hot_vocab_size=1)
+        )
+
+
+def test_a_small_hot_vocabulary_can_be_measured(tmp_path: Path) -> None:
+    """Top-8 accuracy over four tokens once failed, after the training was done."""
+    train(make_answers(4, 20), tmp_path, replace(RECIPE, hot_vocab_size=4))
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def test_answers_are_the_target_s_own_and_hold_no_prompt(tmp_path: Path) -> None:
+    """What is trained on is what plain decoding emits, token by token."""
+    target = tiny_target(1, tie_embeddings=False)
+    answers = answer_prompts(target, tmp_path)
+    engine, prompts = recording_engine(target), make_prompts(5)
+    sampling = SamplingParams(max_new_tokens=12)
+    alone = [
+        engine.generate(prompt, replace(sampling, seed=derive_seed(3, row))).token_ids
+        for row, prompt in enumerate(prompts)
+    ]
+    assert answers.tokens.tolist() == [token for ids in alone for token in ids]
+    assert answers.offsets.diff().tolist() == [len(ids) for ids in alone]
+    assert len(answers.hidden) == len(answers.tokens)
+
+
+def test_a_hidden_state_is_the_one_that_its_token_was_chosen_from(tmp_path: Path) -> None:
+    """hidden[j] is the target's state before tokens[j]: its best score is that token's."""
+    target = tiny_target(1, tie_embeddings=False)
+    answers = answer_prompts(target, tmp_path, count=3)
+    scores = answers.hidden.float() @ target.output_rows(torch.arange(257)).T
+    assert torch.equal(scores.argmax(dim=1), answers.tokens)
+    start, position = int(answers.offsets[1]), int(answers.offsets[1]) + 5
+    text = [*make_prompts(3)[1], *answers.tokens[start:position].tolist()]
+    segment = Segment(target.new_cache(len(text)), torch.tensor(text), np.arange(len(text)))
+    state = target.forward([segment]).hidden[0][-1]
+    torch.testing.assert_close(answers.hidden[position].float(), state, atol=2e-3, rtol=2e-3)
+
+
+def test_answers_that_were_interrupted_go_on_with_the_same_shards(tmp_path: Path) -> None:
+    """What was written is left alone, and the rest is what it would have been."""
+    target = tiny_target(1, tie_embeddings=False)
+    sampling = SamplingParams(max_new_tokens=12, temperature=0.9, seed=3)
+    (tmp_path / "whole").mkdir()
+    engines = [recording_engine(target, batch_size=1) for _ in range(3)]
+    prompts = make_prompts(7)
+    collect_answers(engines[0], prompts, sampling, tmp_path / "whole", silent_stage, shard_size=2)
+    (tmp_path / "part").mkdir()
+    arguments = (prompts, sampling, tmp_path / "part")
+    with pytest.raises(Stop):
+        collect_answers(engines[1], *arguments, stopping_at(5), shard_size=2)
+    kept = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "part").iterdir()}
+    counts: list[int] = []
+    collect_answers(engines[2], *arguments, lambda _, n, total: counts.append(n), shard_size=2)
+    assert len(kept) == 2
+    assert counts[0] == 4
+    for file in (tmp_path / "whole").iterdir():
+        whole, part = load_file(file), load_file(tmp_path / "part" / file.name)
+        assert all(torch.equal(part[name], value) for name, value in whole.items())
+    assert all((tmp_path / "part" / n).stat().st_mtime_ns == t for n, t in kept.items())
+
+
+def test_missing_answers_are_named(tmp_path: Path) -> None:
+    """A folder without shards holds nothing to train on."""
+    with pytest.raises(TrainingError, match="no answers to train on"):
+        load_answers(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
+def test_a_damaged_shard_is_named(tmp_path: Path, share: float) -> None:
+    """The message says which file to delete."""
+    answer_prompts(tiny_target(1, tie_embeddings=False), tmp_path, count=3)
+    file = tmp_path / "answers-00001.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[: int(share * len(data))])
+    with pytest.raises(TrainingError, match=r"answers-00001\.safetensors: damaged .* delete it"):
+        load_answers(tmp_path)
+
+
+# -- prompts ---------------------------------------------------------------------------------------
+
+
+def test_prompts_are_drawn_evenly_and_once(tmp_path: Path) -> None:
+    """A short file gives all it has, a repeated turn counts once, and the draw follows the seed."""
+    short = write_prompts(tmp_path / "a.jsonl", ["a0", "a1", "a1"])
+    long = write_prompts(tmp_path / "b.jsonl", ["a0", *(f"b{i}" for i in range(20))])
+    drawn = [record.turns[0] for record in draw_prompts([short, long], 8, seed=0)]
+    assert sorted(turn for turn in drawn if turn[0] == "a") == ["a0", "a1"]
+    assert len(drawn) == len(set(drawn)) == 8
+    assert drawn == [record.turns[0] for record in draw_prompts([short, long], 8, seed=0)]
+    assert drawn != [record.turns[0] for record in draw_prompts([short, long], 8, seed=1)]
+
+
+@pytest.mark.parametrize(
+    ("turns", "message"),
+    [(["only one"], "1 prompts were found"), (["x" * 255, "y" * 300], "0 prompts fit")],
+    ids=["one", "too long"],
+)
+def test_too_few_prompts_are_refused(tmp_path: Path, turns: list[str], message: str) -> None:
+    """Nothing can be held out of one answer; nothing is written."""
+    with pytest.raises(TrainingError, match=message):
+        run_training(tmp_path / "out", turns=turns)
+    assert not (tmp_path / "out").exists()
+
+
+# -- the whole run ---------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_heads_and_a_report(tmp_path: Path) -> None:
+    """The heads can be loaded for their target; the report says how good they are."""
+    trained = run_training(tmp_path / "out")[0]
+    heads = load_heads(trained.file, hidden_size=32, vocab_size=257, target="tiny")
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert isinstance(heads, HydraHeads)
+    assert heads.config.num_heads == NUM_HEADS
+    assert (report["model"], report["num_answers"]) == ("tiny", 6)
+    assert report["heads"][0]["held_out"]["top"] == [list(t) for t in trained.accuracy.top]
+    assert trained.accuracy.num_positions[0] > 0
+
+
+def test_answers_that_leave_none_to_train_on_are_refused(tmp_path: Path) -> None:
+    """At least one is needed beside those that are held out."""
+    with pytest.raises(TrainingError, match="leave none to train on"):
+        run_training(tmp_path / "held", data=replace(DATA, held_out=0.95))
+
+
+@pytest.mark.parametrize("stage", ["answers", "hydra"])
+def test_a_whole_run_that_was_killed_goes_on(tmp_path: Path, stage: str) -> None:
+    """In either stage; the heads are those of a run that was left alone."""
+    with pytest.raises(Stop):
+        run_training(tmp_path / "part", progress=stopping_at(3, stage=stage))
+    resumed = load_file(run_training(tmp_path / "part")[0].file)
+    whole = load_file(run_training(tmp_path / "whole")[0].file)
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": replace(DATA, seed=1)},
+        {"data": replace(DATA, max_new_tokens=5)},
+        {"name": "another"},
+        {"turns": ("other words", "and more of them")},
+    ],
+    ids=["seed", "length", "model", "prompts"],
+)
+def test_a_folder_of_another_run_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    """Answers to other prompts or by other rules are not mixed."""
+    with pytest.raises(Stop):
+        run_training(tmp_path / "out", progress=stopping_at(0))
+    with pytest.raises(TrainingError, match="other prompts or settings"):
+        run_training(tmp_path / "out", **change)  # type: ignore[arg-type]
+
+
+def test_the_batch_size_of_answers_may_change_between_runs(tmp_path: Path) -> None:
+    """It changes nothing in the answers."""
+    with pytest.raises(Stop):
+        run_training(tmp_path / "out", progress=stopping_at(0))
+    run_training(tmp_path / "out", data=replace(DATA, batch_size=2))
+
+
+def test_damaged_settings_are_refused(tmp_path: Path) -> None:
+    """A broken settings file once ended in an error of the JSON reader's."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "settings.json").write_text("{")
+    with pytest.raises(TrainingError, match=r"settings\.json: damaged"):
+        run_training(tmp_path / "out")
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    """What the system says about it comes with the folder's name."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "answers").write_text("a file where a folder is needed")
+    with pytest.raises(TrainingError, match="out: cannot store the run there"):
+        run_training(tmp_path / "out")
+
+
+def test_heads_that_cannot_be_stored_are_reported(tmp_path: Path) -> None:
+    """At the end of a run too; what was trained waits in the checkpoint."""
+    (tmp_path / "out" / "hydra.safetensors").mkdir(parents=True)
+    with pytest.raises(TrainingError, match="out: cannot store the run there"):
+        run_training(tmp_path / "out")
+    assert (tmp_path / "out" / "hydra.checkpoint.pt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("config", "values"),
+    [
+        (DataConfig, {"num_prompts": 1}),
+        (DataConfig, {"max_new_tokens": 1}),
+        (DataConfig, {"temperature": float("nan")}),
+        (DataConfig, {"temperature": float("inf")}),
+        (DataConfig, {"held_out": 1.0}),
+        (DataConfig, {"batch_size": 0}),
+        (DataConfig, {"seed": -1}),
+        (HeadsRecipe, {"kind": "eagle"}),
+        (HeadsRecipe, {"num_heads": 0}),
+        (HeadsRecipe, {"hot_vocab_size": 0}),
+        (HeadsRecipe, {"epochs": 0}),
+        (HeadsRecipe, {"learning_rate": float("nan")}),
+        (HeadsRecipe, {"learning_rate": float("inf")}),
+        (HeadsRecipe, {"seed": 2**63}),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_work_are_refused(
+    config: type[DataConfig | HeadsRecipe], values: dict[str, object]
+) -> None:
+    """Before anything is written: the message names the setting and its value."""
+    name, value = next(iter(values.items()))
+    with pytest.raises(InputError, match=f"{name} is {value}; it must be"):
+        config(**values)  # type: ignore[arg-type]
+
+
+# -- heads that learnt something -------------------------------------------------------------------
+
+
+def cyclic_target(period: int = 9) -> LlamaTarget:
+    """A target whose text repeats itself: token x is followed by x + 1, within its block.
+
+    The one block adds nothing to the residual stream, and each row of the output head is the
+    embedding of the token before.
+    """
+    config = tiny_config(num_layers=1, tie_embeddings=False)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: torch.ones(shape) if len(shape) == 1 else torch.zeros(shape)
+        for name, shape in tensor_shapes(config).items()
+    }
+    ids = torch.arange(config.vocab_size)
+    embedding = torch.randn(config.vocab_size, config.hidden_size, generator=generator)
+    tensors["model.embed_tokens.weight"] = embedding
+    before = torch.where(ids % period == 0, ids + period - 1, ids - 1).clamp(max=ids[-1])
+    tensors["lm_head.weight"] = embedding[before]
+    return LlamaTarget(config, tensors.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_learn_a_toy_text_and_speed_up_real_decoding(tmp_path: Path, kind: str) -> None:
+    """On text with a period, three trained heads are right nearly always: four tokens a step."""
+    target, tokenizer = cyclic_target(), LastWordsTokenizer()
+    prompts = write_prompts(tmp_path / "p.jsonl", [chr(i) * 2 for i in range(65, 85)])
+    recipe = HeadsRecipe(kind, NUM_HEADS, 1, 64, epochs=30, batch_size=64, learning_rate=0.03)
+    data = DataConfig(num_prompts=20, max_new_tokens=16, batch_size=20, held_out=0.1)
+    config = TrainConfig("cycle", data, (recipe,))
+    trained = train_heads(target, tokenizer, [prompts], tmp_path / "out", config, silent)[0]
+    heads = load_heads(trained.file, hidden_size=32, vocab_size=257, target="cycle")
+    heads.attach_output(target.output_rows(heads.hot_ids))
+    tree = named_topologies()["chain4"].truncate(NUM_HEADS)
+    drafter, scheduler = HeadsDrafter(heads, target.embedding()), FixedScheduler("chain", tree)
+    engine = Engine(target, drafter, scheduler, tokenizer)
+    result = engine.generate("TT", SamplingParams(max_new_tokens=41))
+    assert result.token_ids == tuple(81 + (84 - 81 + 1 + i) % 9 for i in range(41))
+    assert result.stats.mean_acceptance_length > 3.5
+    assert trained.accuracy.top[0][0] > 0.9
