@@ -38,6 +38,12 @@ __all__ = ["train"]
 @click.option("--max-new-tokens", type=int, default=None, help="Longest answer.  [default: 160]")
 @click.option("--temperature", type=float, default=None, help="Of the answers.  [default: 0]")
 @click.option("--batch-size", type=int, default=None, help="Answers at once.  [default: 64]")
+@click.option(
+    "--answer-minutes",
+    type=float,
+    default=None,
+    help="Stop writing answers after this long; 0 writes all.  [default: 0]",
+)
 @click.option("--epochs", type=int, default=None, help="Passes over the text.  [default: 3]")
 @click.option("--num-heads", type=int, default=None, help="Depths to draft.  [default: 4]")
 @click.option("--hot-vocab-size", type=int, default=None, help="Tokens scored.  [default: 8192]")
@@ -58,7 +64,7 @@ def train(
     data = _changed(
         DataConfig(seed=options["seed"]),
         options,
-        ("num_prompts", "max_new_tokens", "temperature", "batch_size"),
+        ("num_prompts", "max_new_tokens", "temperature", "batch_size", "answer_minutes"),
     )
     names = ("epochs", "num_heads", "hot_vocab_size", "learning_rate")
     recipes = tuple(

@@ -156,9 +156,9 @@ def make_scheduler(
     if policy not in POLICIES:
         raise InputError(f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}")
     if isinstance(drafter, EmptyDrafter):
-        if topology is None or (isinstance(topology, str) and topology == "none"):
-            return FixedScheduler("none", Topology(()))
-        raise InputError("a topology needs a drafter, but the drafter is 'none'")
+        if policy == "hysteresis" or topology not in (None, "none", Topology(())):
+            raise InputError("the drafter 'none' is plain decoding; trees need another drafter")
+        return FixedScheduler("none", Topology(()))
     if topology is not None:
         if policy == "hysteresis":
             raise InputError("hysteresis chooses among trees; leave out the topology, or use fixed")

@@ -20,6 +20,8 @@ class DataConfig:
         held_out: share of answers that are never trained on.
         seed: of the draw of prompts and, above temperature 0, of the answers.
         batch_size: answers written at once.
+        answer_minutes: stop writing after this long and train on the groups of answers that are
+            whole; 0 writes them all.
     """
 
     num_prompts: int = 1600
@@ -28,6 +30,7 @@ class DataConfig:
     held_out: float = 0.05
     seed: int = 0
     batch_size: int = 64
+    answer_minutes: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse settings from which nothing can be learnt."""
@@ -37,6 +40,7 @@ class DataConfig:
         _require(is_usable, "temperature", self.temperature, "0 or more, and finite")
         _require(0 < self.held_out < 1, "held_out", self.held_out, "between 0 and 1")
         _require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
+        _require(self.answer_minutes >= 0, "answer_minutes", self.answer_minutes, "0 or more")
         _require_seed(self.seed)
 
 

@@ -6,7 +6,9 @@ shards, atomically, and a later run goes on after the last one.
 """
 
 import json
+import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,13 +79,15 @@ class RecordingDrafter(EmptyDrafter):
         state.append(hidden.to("cpu", torch.float16))
 
 
-def collect_answers(
+def collect_answers(  # noqa: PLR0913 - keyword-only beyond the fifth
     engine: Engine,
     prompts: Sequence[tuple[int, ...]],
     sampling: SamplingParams,
     folder: Path,
     progress: Progress,
+    *,
     shard_size: int = 32,
+    max_seconds: float = math.inf,
 ) -> None:
     """Let the target answer prompts; write shards into ``folder``.
 
@@ -94,6 +98,7 @@ def collect_answers(
         folder: must be empty or hold shards of the same prompts and settings.
         progress: told the answers done.
         shard_size: prompts a shard.
+        max_seconds: stop after this long; shards that are not whole by then are left out.
     """
     groups = [prompts[i : i + shard_size] for i in range(0, len(prompts), shard_size)]
     files = [folder / f"answers-{index:05d}.safetensors" for index in range(len(groups))]
@@ -106,7 +111,8 @@ def collect_answers(
             request = Request(prompt, replace(sampling, seed=seed))
             owner[engine.submit(request)] = (group, row)
     progress("answers", num_done, len(prompts))
-    while engine.has_work:
+    deadline = time.monotonic() + max_seconds
+    while engine.has_work and time.monotonic() < deadline:
         for chunk in engine.step():
             if chunk.result is None:
                 continue

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -142,7 +143,7 @@ def _check_settings(
     """Refuse to mix the answers of two different runs in one folder."""
     digest = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
     settings = {"model": model_name, "prompts": digest, **asdict(config)}
-    for free in ("held_out", "batch_size"):  # change nothing in the answers
+    for free in ("held_out", "batch_size", "answer_minutes"):  # change nothing in the answers
         del settings[free]
     if file.exists():
         try:
@@ -182,7 +183,8 @@ def _write_answers(
     def report(stage: str, done: int, total: int) -> None:
         progress(stage, done, total, "")
 
-    collect_answers(engine, prompts, sampling, folder, report)
+    seconds = config.answer_minutes * 60 or math.inf
+    collect_answers(engine, prompts, sampling, folder, report, max_seconds=seconds)
 
 
 def _hold_out(answers: Answers, config: DataConfig) -> list[int]:
