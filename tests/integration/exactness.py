@@ -115,7 +115,7 @@ def random_target(seed: int, dtype: torch.dtype = torch.float64) -> LlamaTarget:
 
     tensors = {
         "model.embed_tokens.weight": draw(config.vocab_size, h, std=1.0),
-        "model.norm.weight": 1 + draw(h),
+        "model.norm.weight": (1 + draw(h)) * rng.choice([0.15, 0.4, 1.0]),  # flat to peaked
     }
     if not config.tie_embeddings:
         tensors["lm_head.weight"] = draw(config.vocab_size, h, std=0.7)

@@ -19,7 +19,7 @@ from entmtp.target.base import KVCache, Segment, Target, TargetOutput
 from entmtp.topology import Topology, named_topologies
 from fakes import ByteTokenizer, HopelessDrafter, PerfectDrafter, ScriptedDrafter, tiny_target
 
-TARGET = tiny_target(seed=1, dtype=torch.float64)
+TARGET = tiny_target(seed=1, dtype=torch.float64, scale=0.3)
 TREE = Topology.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 0, 0)])
 PROMPT = (5, 9, 2)
 
