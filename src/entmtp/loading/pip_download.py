@@ -1,8 +1,7 @@
 """Wheels through pip: the installed one, or the one that comes with Python.
 
-pip knows the user's index, proxy and credentials. The address of no package host is written
-here: the pip that the standard library bundles for ``ensurepip`` runs from its wheel file,
-without being installed, and knows its default index.
+pip knows the user's index, proxy and credentials. Where it is not installed, the pip that the
+standard library bundles for ``ensurepip`` runs from its wheel file, with the same knowledge.
 """
 
 import errno
