@@ -54,8 +54,7 @@ class Divergence:
         plain_logits: at both tokens, in the plain row.
         tree_logits: at both tokens, in the tree's row.
         max_logit_difference: over the whole rows.
-        gap: by which the deciding scores differ in the plain row, in logits; ``None`` where one
-            side had ended, or one token was cut off by top-k or top-p.
+        gap: by which the deciding scores differ in the plain row, in logits.
         kind: ``near_tie`` or ``bug``.
     """
 
@@ -69,7 +68,7 @@ class Divergence:
     plain_logits: tuple[float, ...]
     tree_logits: tuple[float, ...]
     max_logit_difference: float
-    gap: float | None
+    gap: float
     kind: str
 
 
@@ -292,7 +291,7 @@ class _Checker:
             plain_logits=tuple(float(row[token]) for token in shown),
             tree_logits=tuple(float(other[token]) for token in shown),
             max_logit_difference=difference,
-            gap=gap if math.isfinite(gap) else None,
+            gap=gap,
             kind=kind,
         )
 
