@@ -534,9 +534,11 @@ def test_a_run_leaves_heads_and_a_report(tmp_path: Path) -> None:
 
 
 def test_answers_that_leave_none_to_train_on_are_refused(tmp_path: Path) -> None:
-    """At least one is needed beside those that are held out."""
+    """Where all would be held out, or the time for answers was over before the first group."""
     with pytest.raises(TrainingError, match="leave none to train on"):
         run_training(tmp_path / "held", data=replace(DATA, held_out=0.95))
+    with pytest.raises(TrainingError, match="no answers to train on"):
+        run_training(tmp_path / "hasty", data=replace(DATA, answer_minutes=1e-9))
 
 
 @pytest.mark.parametrize("stage", ["answers", "hydra"])
