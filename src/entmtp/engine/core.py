@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 
 import numpy as np
 import torch
@@ -114,11 +115,11 @@ class Engine:
         requests = [
             Request(
                 prompt=self.encode(prompt),
-                sampling=replace(sampling, seed=derive_seed(seed, index)),
+                sampling=replace(sampling, seed=derive_seed(seed, number)),
                 scheduler=scheduler,
                 typical=typical,
             )
-            for index, prompt in enumerate(prompts)
+            for number, prompt in enumerate(prompts)
         ]
         for request in requests:
             self._check(request)
@@ -164,8 +165,17 @@ class Engine:
             self.cancel(request_id)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Token ids of raw text; token ids are passed through."""
-        return tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        """Token ids of raw text; token ids are passed through.
+
+        Raises:
+            InputError: neither text nor whole numbers.
+        """
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer.encode(prompt))
+        try:
+            return tuple(index(token) for token in prompt)
+        except TypeError as error:
+            raise InputError(f"a prompt is text or a list of token ids ({error})") from error
 
     def chat_prompt(self, messages: str | Sequence[Message]) -> tuple[int, ...]:
         """Token ids of a conversation under the model's chat template.
@@ -288,12 +298,12 @@ class Engine:
     ) -> _Emitted:
         """Keep the accepted rows of each draft tree, in the caches and in the drafter."""
         emitted: _Emitted = []
-        for index, (sequence, verdict) in enumerate(zip(sequences, verdicts, strict=True)):
+        for row, (sequence, verdict) in enumerate(zip(sequences, verdicts, strict=True)):
             nodes, tokens = list(verdict.nodes), verdict.tokens
-            self._observe(sequence, output.logits[index][nodes])
+            self._observe(sequence, output.logits[row][nodes])
             sequence.cache.commit(nodes)
-            self.drafter.commit(sequence.drafter_state, output.hidden[index][nodes], tokens)
-            sequence.record_step(trees[index].topology.num_nodes, len(tokens) - 1, *next(signals))
+            self.drafter.commit(sequence.drafter_state, output.hidden[row][nodes], tokens)
+            sequence.record_step(trees[row].topology.num_nodes, len(tokens) - 1, *next(signals))
             emitted.append((sequence, tokens))
         return emitted
 
@@ -306,9 +316,9 @@ class Engine:
     ) -> _Emitted:
         """Keep the rows of each prompt chunk; emit the first token where the prompt is read."""
         emitted: _Emitted = []
-        for index, sequence in enumerate(sequences, start=offset):
-            if sequence.end_chunk(output.hidden[index]):
-                logits = output.logits[index]
+        for row, sequence in enumerate(sequences, start=offset):
+            if sequence.end_chunk(output.hidden[row]):
+                logits = output.logits[row]
                 self._observe(sequence, logits)
                 emitted.append((sequence, (sequence.first_token(logits[0], self.drafter),)))
                 sequence.record_start(*next(signals))
@@ -317,8 +327,8 @@ class Engine:
     def _observe(self, sequence: ActiveSequence, rows: Tensor) -> None:
         """Show the rows ``(n, V)`` that the next n tokens were chosen from to the observer."""
         if self.logits_observer is not None:
-            for index, row in enumerate(rows, start=len(sequence.output.token_ids)):
-                self.logits_observer(sequence.request_id, index, row)
+            for position, row in enumerate(rows, start=len(sequence.output.token_ids)):
+                self.logits_observer(sequence.request_id, position, row)
 
     def _signals(self, rows: Sequence[Tensor]) -> Iterator[tuple[float, float]]:
         """Entropy and top-1 probability of raw logits, one small transfer for all sequences."""
@@ -326,9 +336,11 @@ class Engine:
             return iter(())
         values = torch.stack(entropy_and_top1(torch.stack(list(rows))), dim=1)
         if not bool(torch.isfinite(values).all()):
+            advice = "check the weights"
+            if self.target.dtype == torch.float16:
+                advice = "use bfloat16 or float32, or " + advice
             raise NumericalError(
-                f"the target produced logits that are not finite in {self.target.dtype}; "
-                "try --dtype float32 or bfloat16, or check the weights"
+                f"the target produced logits that are not finite in {self.target.dtype}; {advice}"
             )
         return iter([(entropy, p0) for entropy, p0 in values.tolist()])
 

@@ -35,10 +35,13 @@ class Batch:
 
 
 def hot_vocabulary(answers: Answers, size: int, vocab_size: int) -> Tensor:
-    """Token ids by falling frequency in the answers, ties to the lower id, int64 ``(size,)``."""
+    """The most frequent tokens of the answers, ties to the lower id; int64 ``(size,)``, ascending.
+
+    As the ids ascend, equal scores of a head rank by token id.
+    """
     counts = torch.bincount(answers.tokens, minlength=vocab_size)
     order = torch.sort(counts, descending=True, stable=True).indices
-    return order[: min(size, vocab_size)]
+    return order[: min(size, vocab_size)].sort().values
 
 
 def make_batch(
