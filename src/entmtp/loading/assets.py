@@ -74,7 +74,6 @@ def pull_asset(
         downloads = home() / "downloads" / asset.name
         folder.parent.mkdir(parents=True, exist_ok=True)
         downloads.mkdir(parents=True, exist_ok=True)
-        progress("Waiting for another pull, if any", 0, 0)
         with FileLock(folder.parent / f".{asset.name}.lock"):
             if is_complete(folder, asset):
                 return folder
