@@ -31,9 +31,10 @@ def plain(folder: Path) -> entmtp.GenerationResult:
     )
 
 
-def test_a_tree_changes_nothing(plain: entmtp.GenerationResult) -> None:
+@pytest.mark.parametrize("drafter", ["lookup", "hydra", "medusa"])
+def test_a_tree_changes_nothing(plain: entmtp.GenerationResult, drafter: str) -> None:
     """Greedy text through sixteen nodes a step is the model's own, token for token."""
-    engine = entmtp.load(NAME, "lookup", topology="tree16", dtype="float32", device="cpu")
+    engine = entmtp.load(NAME, drafter, topology="tree16", dtype="float32", device="cpu")
     result = engine.generate(
         engine.chat_prompt(PROMPT), entmtp.SamplingParams(max_new_tokens=32, seed=0)
     )

@@ -379,6 +379,17 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
         train(make_answers(4, 20), tmp_path, replace(RECIPE, learning_rate=0.02))
 
 
+def test_a_checkpoint_of_other_answers_is_refused(tmp_path: Path) -> None:
+    """Its hot tokens are others, so its heads would go on with targets that mean something else."""
+    recipe = replace(RECIPE, hot_vocab_size=5)
+    first, second = (
+        replace(make_answers(4, 20), tokens=torch.arange(24) % 5 + start) for start in (0, 5)
+    )
+    train(first, tmp_path, recipe)
+    with pytest.raises(TrainingError, match="other settings or answers"):
+        train(second, tmp_path, recipe)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, share: float) -> None:
     """The message names the file and says to delete it."""

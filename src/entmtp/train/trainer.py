@@ -249,14 +249,17 @@ class _Run:
             return 0
         try:
             state = torch.load(self._file, weights_only=True)
-            is_same = state["identity"] == self._identity
+            is_same = state["identity"] == self._identity and torch.equal(
+                state["heads"]["hot_ids"], self._heads.hot_ids
+            )
         except Exception as error:  # torch raises many kinds for a damaged file
             raise TrainingError(
                 f"{self._file}: damaged ({type(error).__name__}); delete it to start again"
             ) from error
         if not is_same:
             raise TrainingError(
-                f"{self._file}: made with other settings; use another output folder or delete it"
+                f"{self._file}: made with other settings or answers; use another output folder or "
+                "delete it"
             )
         self._heads.load_state_dict(state["heads"])
         self._optimizer.load_state_dict(state["optimizer"])
