@@ -35,8 +35,12 @@ __all__ = [
     "run_check",
 ]
 
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 1.0}
-"""Largest difference of two rows of logits, a dtype, that rounding may cause."""
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.25, torch.bfloat16: 2.0}
+"""Largest difference of two rows of logits, by dtype, that rounding may cause.
+
+On the default model 1e-4 was seen in float32 and 1.2 in bfloat16, where logits near 35 lie 0.25
+apart.
+"""
 
 
 @dataclass(frozen=True)

@@ -465,6 +465,7 @@ def test_ctrl_c_is_not_an_error() -> None:
     lines = (
         "import click, signal",
         "from entmtp.cli import cli, main",
+        "signal.signal(signal.SIGINT, signal.default_int_handler)",  # a background job ignores it
         f"cli.add_command(click.Command('wait', callback={command}))",
         "main(['wait'])",
     )

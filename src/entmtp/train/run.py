@@ -100,7 +100,8 @@ def _train(
     answers_folder = folder / "answers"
     answers_folder.mkdir(parents=True, exist_ok=True)
     _check_settings(folder / "settings.json", config.model_name, prompts, config.data)
-    _write_answers(target, tokenizer, prompts, config.data, answers_folder, progress)
+    if not any(folder.glob("*.checkpoint.pt")):  # once training has begun, its text stays
+        _write_answers(target, tokenizer, prompts, config.data, answers_folder, progress)
     answers = load_answers(answers_folder)
     held_out = _hold_out(answers, config.data)
     tensors = TargetTensors(target.embedding().cpu().float(), lambda ids: _rows(target, ids))
