@@ -552,6 +552,22 @@ def test_answers_that_leave_none_to_train_on_are_refused(tmp_path: Path) -> None
         run_training(tmp_path / "hasty", data=replace(DATA, answer_minutes=1e-9))
 
 
+def test_a_time_limit_leaves_out_what_is_not_whole(tmp_path: Path) -> None:
+    """With no time at all there is no group of answers to train on."""
+    data = replace(DATA, answer_minutes=1e-9)
+    with pytest.raises(TrainingError, match="no answers to train on"):
+        run_training(tmp_path / "out", data=data)
+
+
+def test_answers_stay_once_training_has_begun(tmp_path: Path) -> None:
+    """A run that goes on never adds answers to those that a checkpoint was made from."""
+    folder = tmp_path / "out"
+    run_training(folder)
+    next((folder / "answers").iterdir()).unlink()
+    with pytest.raises(TrainingError, match="no answers to train on"):
+        run_training(folder)
+
+
 @pytest.mark.parametrize("stage", ["answers", "hydra"])
 def test_a_whole_run_that_was_killed_goes_on(tmp_path: Path, stage: str) -> None:
     """In either stage; the heads are those of a run that was left alone."""
