@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from entmtp.linear import Projection, pack_linears
+
 __all__ = ["HeadsConfig", "HydraHeads", "MedusaHeads", "build_heads"]
 
 
@@ -84,6 +86,7 @@ class _Heads(nn.Module):
         self.config = config
         self.register_buffer("hot_ids", hot_ids.to(torch.int64))
         self.register_buffer("shared_output", torch.empty(0, config.hidden_size), persistent=False)
+        self._project_output: Projection | None = None
         self.outputs = nn.ModuleList()
         if config.has_own_output:
             for _ in range(config.num_heads):
@@ -92,12 +95,21 @@ class _Heads(nn.Module):
     def attach_output(self, rows: Tensor) -> None:
         """Use rows ``(len(hot_ids), H)`` of the target's output head, not trained."""
         self.shared_output = rows
+        self._project_output = None
+
+    def pack(self) -> None:
+        """Lay out all matrices for products of few rows; for inference only, and last."""
+        pack_linears(self)
+        if not self.config.has_own_output:
+            self._project_output = Projection(self.shared_output)
 
     def logits(self, head: int, features: Tensor) -> Tensor:
         """``(R, len(hot_ids))`` scores over the hot vocabulary from features ``(R, H)``."""
         if self.config.has_own_output:
             out: Tensor = self.outputs[head](features)
             return out
+        if self._project_output is not None:
+            return self._project_output(features)
         return functional.linear(features, self.shared_output)
 
 

@@ -186,6 +186,7 @@ def _heads_drafter(file: Path, target: Target, model: str) -> HeadsDrafter:
     if not heads.config.has_own_output:
         heads.attach_output(target.output_rows(heads.hot_ids))
     heads = heads.to(target.device, target.dtype)
+    heads.pack()
     return HeadsDrafter(heads, target.embedding())
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from entmtp.linear import Projection
 from entmtp.target.base import KVCache, Segment, TargetConfig, TargetOutput
 from entmtp.target.kv_cache import TorchKVCache
 from entmtp.target.tree_attention import attend, visible_keys
@@ -25,17 +26,13 @@ class _Layer:
     """Weights of one block; the query, key and value projections are one matrix."""
 
     attention_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
+    qkv: Projection
+    out: Projection
     query_norm: Tensor | None
     key_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: Projection
+    down: Projection
 
 
 @dataclass(frozen=True)
@@ -73,6 +70,7 @@ class LlamaTarget:
         self._embedding = pool.pop("model.embed_tokens.weight")
         self._norm = pool.pop("model.norm.weight")
         self._head = self._embedding if config.tie_embeddings else pool.pop("lm_head.weight")
+        self._project_head = Projection(self._head)
         self._layers = [_take_layer(pool, index) for index in range(config.num_layers)]
         self._cos, self._sin = self._rotation_table(min(2048, config.context_window))
 
@@ -130,9 +128,8 @@ class LlamaTarget:
         rotation: tuple[Tensor, Tensor],
     ) -> Tensor:
         config = self.config
-        qkv = functional.linear(
-            self._rms_norm(x, layer.attention_norm), layer.qkv, layer.qkv_bias
-        ).view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
+        qkv = layer.qkv(self._rms_norm(x, layer.attention_norm))
+        qkv = qkv.view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
         sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         q, k, v = torch.split(qkv, sizes, dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
@@ -144,14 +141,12 @@ class LlamaTarget:
             keys, values = r.cache.write(index, k[:, r.start : r.stop], v[:, r.start : r.stop])
             parts.append(attend(q[r.start : r.stop], keys, values, r.visible))
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return functional.linear(mixed, layer.out, layer.out_bias)
+        return layer.out(mixed)
 
     def _mlp(self, layer: _Layer, x: Tensor) -> Tensor:
-        gate_up = functional.linear(
-            self._rms_norm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias
-        )
+        gate_up = layer.gate_up(self._rms_norm(x, layer.mlp_norm))
         gate, up = gate_up.chunk(2, dim=-1)
-        return functional.linear(functional.silu(gate) * up, layer.down, layer.down_bias)
+        return layer.down(functional.silu(gate) * up)
 
     def _logits(
         self, hidden: Tensor, segments: Sequence[Segment], rows: Sequence[_Rows]
@@ -160,7 +155,7 @@ class LlamaTarget:
         for segment, r in zip(segments, rows, strict=True):
             first = {"all": r.start, "last": r.stop - 1, "none": r.stop}[segment.logits]
             wanted.append(hidden[first : r.stop])
-        logits = functional.linear(torch.cat(wanted), self._head)
+        logits = self._project_head(torch.cat(wanted))
         return tuple(torch.split(logits, [len(part) for part in wanted]))
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -207,27 +202,19 @@ def _take_layer(pool: dict[str, Tensor], index: int) -> _Layer:
     def need(name: str) -> Tensor:
         return pool.pop(prefix + name)
 
-    def fused(names: tuple[str, ...], kind: str) -> Tensor | None:
-        parts = [take(f"{name}.{kind}") for name in names]
-        present = [part for part in parts if part is not None]
-        return torch.cat(present) if present else None
+    def project(*names: str) -> Projection:
+        """One projection out of several that read the same rows."""
+        weights = [need(f"{name}.weight") for name in names]
+        biases = [b for b in (take(f"{name}.bias") for name in names) if b is not None]
+        return Projection(torch.cat(weights), torch.cat(biases) if biases else None)
 
-    qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    gate_up = ("mlp.gate_proj", "mlp.up_proj")
-    qkv_weight, gate_up_weight = fused(qkv, "weight"), fused(gate_up, "weight")
-    if qkv_weight is None or gate_up_weight is None:
-        raise KeyError(prefix)
     return _Layer(
         attention_norm=need("input_layernorm.weight"),
-        qkv=qkv_weight,
-        qkv_bias=fused(qkv, "bias"),
-        out=need("self_attn.o_proj.weight"),
-        out_bias=take("self_attn.o_proj.bias"),
+        qkv=project("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        out=project("self_attn.o_proj"),
         query_norm=take("self_attn.q_norm.weight"),
         key_norm=take("self_attn.k_norm.weight"),
         mlp_norm=need("post_attention_layernorm.weight"),
-        gate_up=gate_up_weight,
-        gate_up_bias=fused(gate_up, "bias"),
-        down=need("mlp.down_proj.weight"),
-        down_bias=take("mlp.down_proj.bias"),
+        gate_up=project("mlp.gate_proj", "mlp.up_proj"),
+        down=project("mlp.down_proj"),
     )
