@@ -3,7 +3,6 @@
 import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import click
@@ -32,6 +31,7 @@ def _facts() -> dict[str, Any]:
     import torch
 
     from entmtp.loading.assets import MODELS, home, is_complete
+    from entmtp.loading.loader import shipped_heads
     from entmtp.topology import named_topologies
 
     has_cuda = torch.cuda.is_available()
@@ -48,14 +48,9 @@ def _facts() -> dict[str, Any]:
             f"{name} ({'ready' if is_complete(home() / 'models' / name) else 'not pulled'})"
             for name in MODELS
         ],
-        "heads": _shipped_heads(),
+        "heads": shipped_heads(),
         "topologies": [f"{name} ({t.num_nodes})" for name, t in named_topologies().items()],
     }
-
-
-def _shipped_heads() -> list[str]:
-    folder = Path(__file__).parent.parent / "data" / "heads"
-    return [f"{file.parent.name}/{file.stem}" for file in sorted(folder.glob("*/*.safetensors"))]
 
 
 def _version(package: str) -> str:

@@ -31,6 +31,7 @@ __all__ = [
     "load_target",
     "make_scheduler",
     "set_threads",
+    "shipped_heads",
 ]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -190,10 +191,19 @@ def _heads_drafter(file: Path, target: Target, model: str) -> HeadsDrafter:
     return HeadsDrafter(heads, target.embedding())
 
 
+def shipped_heads() -> list[str]:
+    """The heads in the package, as ``model/kind``."""
+    files = sorted(_heads_folder().glob("*/*.safetensors"))
+    return [f"{file.parent.name}/{file.stem}" for file in files]
+
+
 def _shipped_heads(model: str, kind: str) -> Path | None:
-    file = resources.files("entmtp").joinpath(f"data/heads/{model}/{kind}.safetensors")
-    path = Path(str(file))
-    return path if "/" not in model and "\\" not in model and path.is_file() else None
+    path = _heads_folder() / model / f"{kind}.safetensors"
+    return path if f"{model}/{kind}" in shipped_heads() else None
+
+
+def _heads_folder() -> Path:
+    return Path(str(resources.files("entmtp").joinpath("data/heads")))
 
 
 def _device(name: str) -> torch.device:
