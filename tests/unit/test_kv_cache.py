@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entmtp.target.kv_cache import TorchKVCache
+from entmtp.decoder.kv_cache import TorchKVCache
 
 LAYERS, HEADS, HEAD_DIM = 2, 3, 4
 

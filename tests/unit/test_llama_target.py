@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entmtp.target.base import KVCache, Segment
-from entmtp.target.kv_cache import TorchKVCache
+from entmtp.decoder.kv_cache import TorchKVCache
 from entmtp.target.llama import LlamaTarget
 from entmtp.target.weights import tensor_shapes
 from entmtp.topology import Topology

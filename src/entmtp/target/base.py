@@ -12,38 +12,27 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, device, dtype
 
+from entmtp.decoder.config import BlockConfig
+
 __all__ = ["KVCache", "Segment", "Target", "TargetConfig", "TargetOutput"]
 
 
-@dataclass(frozen=True)
-class TargetConfig:
-    """Sizes of a Llama-family decoder.
+@dataclass(frozen=True, kw_only=True)
+class TargetConfig(BlockConfig):
+    """Sizes of a Llama-family decoder, those of each of its blocks included.
 
     Attributes:
-        family: ``llama``, ``mistral``, ``qwen2`` or ``qwen3``.
+        family: ``llama``, ``mistral``, ``qwen2``, ``qwen3`` or ``mimo``.
+        vocab_size: V.
+        num_layers: L.
         context_window: most positions a sequence may have, prompt included.
-        qkv_bias: biases on the query, key and value projections.
-        o_bias: bias on the attention output projection.
-        mlp_bias: biases on the three projections of the feed-forward block.
-        qk_norm: RMS norm on each query and key head before the rotation.
         tie_embeddings: the output head is the input embedding.
     """
 
     family: str
     vocab_size: int
-    hidden_size: int
-    intermediate_size: int
     num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     context_window: int
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
     tie_embeddings: bool = False
 
 
@@ -125,3 +114,6 @@ class Target(Protocol):
 
     def output_rows(self, ids: Tensor) -> Tensor:
         """``(len(ids), H)`` rows of the output head, a copy."""
+
+    def project_output(self, features: Tensor) -> Tensor:
+        """``(R, V)`` logits of features ``(R, H)`` under the whole output head."""

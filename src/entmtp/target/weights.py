@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from entmtp.decoder.config import block_shapes
 from entmtp.errors import CheckpointError, UnsupportedModelError
 from entmtp.target.base import TargetConfig
 from entmtp.target.gguf_file import is_gguf, read_gguf
@@ -85,7 +86,7 @@ def tensor_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: (config.vocab_size, hidden)}
     for layer in range(config.num_layers):
-        for name, shape in _layer_shapes(config).items():
+        for name, shape in block_shapes(config).items():
             shapes[f"model.layers.{layer}.{name}"] = shape
     shapes["model.norm.weight"] = (hidden,)
     if not config.tie_embeddings:
@@ -121,32 +122,6 @@ def write_model(
         _write_safetensors(path, tensor_shapes(config), tensors, dtype)
     with _WholeFile(folder / "config.json") as path:
         path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-
-
-def _layer_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    projections = {
-        "self_attn.q_proj": (queries, hidden, config.qkv_bias),
-        "self_attn.k_proj": (keys, hidden, config.qkv_bias),
-        "self_attn.v_proj": (keys, hidden, config.qkv_bias),
-        "self_attn.o_proj": (hidden, queries, config.o_bias),
-        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
-        "mlp.up_proj": (inner, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, inner, config.mlp_bias),
-    }
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-    }
-    for name, (rows, columns, has_bias) in projections.items():
-        shapes[f"{name}.weight"] = (rows, columns)
-        if has_bias:
-            shapes[f"{name}.bias"] = (rows,)
-    if config.qk_norm:
-        shapes["self_attn.q_norm.weight"] = (config.head_dim,)
-        shapes["self_attn.k_norm.weight"] = (config.head_dim,)
-    return shapes
 
 
 def _listing(names: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entmtp.target.tree_attention import attend, visible_keys
+from entmtp.decoder.attention import attend, visible_keys
 from entmtp.topology import Topology
 from strategies import topologies
 
