@@ -21,8 +21,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 
 __all__ = [
     "Published",
@@ -30,7 +29,6 @@ __all__ = [
     "Sizes",
     "TargetArrays",
     "add_to_model",
-    "decoder_layer",
     "draft_tokens",
     "hydra_mlp",
     "hydra_prefix_mlp",
@@ -41,9 +39,14 @@ __all__ = [
     "vllm_medusa",
 ]
 
+Array = np.ndarray
+Arrays = dict[str, Array]
+Ids = Sequence[int]
+Paths = Sequence[tuple[int, ...]]
+
 HYDRA_HEADS = 4
 PREFIX = "prefix_embeding_layer."  # spelt so in the published files
-ROOT_NAME = "lmsys/vicuna-7b-v1.3"
+BASE = {"base_model_name_or_path": "lmsys/vicuna-7b-v1.3"}
 
 
 @dataclass(frozen=True)
@@ -57,20 +60,19 @@ class Sizes:
     head_dim: int = 8
     intermediate_size: int = 48
     rope_theta: float = 10000.0
-    rms_norm_eps: float = 1e-5
+    rms_norm_eps: float = 1e-6
 
 
 @dataclass(frozen=True)
 class TargetArrays:
     """What the formulas use of the target: rows E(x) and rows of the output head, (V, H)."""
 
-    embedding: np.ndarray
-    output: np.ndarray
+    embedding: Array
+    output: Array
 
 
 # (target, hidden (t + 1, H), tokens x_0..x_{t+1}, draft tokens above) -> (V,), float64
-Scores = Callable[[TargetArrays, np.ndarray, Sequence[int], Sequence[int]], np.ndarray]
-Arrays = dict[str, np.ndarray]
+Scores = Callable[[TargetArrays, Array, Ids, Ids], Array]
 
 
 @dataclass(frozen=True)
@@ -84,18 +86,14 @@ class Published:
 
 
 def draft_tokens(
-    published: Published,
-    target: TargetArrays,
-    hidden: np.ndarray,
-    tokens: Sequence[int],
-    paths: Sequence[tuple[int, ...]],
+    published: Published, target: TargetArrays, hidden: Array, tokens: Ids, paths: Paths
 ) -> list[int]:
     """The token of every node: rank r is the r-th best score, ties go to the lower id.
 
     ``paths`` holds each path after its prefixes.
     """
     assert len(tokens) == len(hidden) + 1, "tokens end with the root"
-    best: dict[tuple[int, ...], np.ndarray] = {}
+    best: dict[tuple[int, ...], Array] = {}
     filled: dict[tuple[int, ...], int] = {}
     for path in paths:
         parent, rank = path[:-1], path[-1]
@@ -112,39 +110,35 @@ def draft_tokens(
 # --- Formulas
 
 
-def _silu(x: np.ndarray) -> np.ndarray:
+def _silu(x: Array) -> Array:
     return x / (1.0 + np.exp(-x))
 
 
-def _linear(weights: Mapping[str, np.ndarray], name: str, x: np.ndarray) -> np.ndarray:
+def _linear(weights: Arrays, name: str, x: Array) -> Array:
     """W x + b of one vector, without b where the layout has none."""
     product = weights[name + ".weight"] @ x
     return product + weights[name + ".bias"] if name + ".bias" in weights else product
 
 
-def _residual(weights: Mapping[str, np.ndarray], name: str, x: np.ndarray) -> np.ndarray:
+def _residual(weights: Arrays, name: str, x: Array) -> Array:
     """ResBlock(x) = x + SiLU(W x + b)."""
     return x + _silu(_linear(weights, name, x))
 
 
-def _rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+def _rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps) * weight
 
 
-def _rotate(x: np.ndarray, position: int, theta: float) -> np.ndarray:
+def _rotate(x: Array, position: int, theta: float) -> Array:
     """RoPE of one head's vector: pair (j, j + half) turns by position * theta^(-j / half)."""
     half = len(x) // 2
     angle = position * theta ** (-np.arange(half) / half)
     first, second = x[:half], x[half:]
-    return np.concatenate(
-        [
-            first * np.cos(angle) - second * np.sin(angle),
-            second * np.cos(angle) + first * np.sin(angle),
-        ]
-    )
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin])
 
 
-def _attention(sizes: Sizes, weights: Mapping[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+def _attention(sizes: Sizes, weights: Arrays, x: Array) -> Array:
     """Causal attention over normed rows (T, H) at positions 0..T-1, one head and row at a time."""
     group = sizes.num_heads // sizes.num_kv_heads
     q, k, v = (
@@ -166,7 +160,7 @@ def _attention(sizes: Sizes, weights: Mapping[str, np.ndarray], x: np.ndarray) -
     return np.stack([_linear(weights, "self_attn.o_proj", row) for row in rows])
 
 
-def decoder_layer(sizes: Sizes, weights: Mapping[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+def decoder_layer(sizes: Sizes, weights: Arrays, x: Array) -> Array:
     """One Llama decoder layer over the rows (T, H); names as under ``model.layers.0.``."""
     eps = sizes.rms_norm_eps
     x = x + _attention(sizes, weights, _rms_norm(x, weights["input_layernorm.weight"], eps))
@@ -179,20 +173,17 @@ def decoder_layer(sizes: Sizes, weights: Mapping[str, np.ndarray], x: np.ndarray
 # --- Random weights and files
 
 
-def _matrix(rng: np.random.Generator, rows: int, columns: int, gain: float = 1.0) -> np.ndarray:
+def _matrix(rng: np.random.Generator, rows: int, columns: int, gain: float = 1.0) -> Array:
     """Rows that map inputs of unit variance to outputs of standard deviation ``gain``."""
     return (rng.standard_normal((rows, columns)) * gain / np.sqrt(columns)).astype(np.float32)
 
 
-def _vector(rng: np.random.Generator, size: int, std: float, mean: float = 0.0) -> np.ndarray:
+def _vector(rng: np.random.Generator, size: int, std: float, mean: float = 0.0) -> Array:
     return (mean + rng.standard_normal(size) * std).astype(np.float32)
 
 
 def _affine(rng: np.random.Generator, name: str, rows: int, columns: int) -> Arrays:
-    return {
-        name + ".weight": _matrix(rng, rows, columns),
-        name + ".bias": _vector(rng, rows, 0.5),
-    }
+    return {name + ".weight": _matrix(rng, rows, columns), name + ".bias": _vector(rng, rows, 0.5)}
 
 
 def _norm(rng: np.random.Generator, name: str, size: int) -> Arrays:
@@ -224,10 +215,6 @@ def _prefixed(prefix: str, arrays: Arrays) -> Arrays:
     return {prefix + name: array for name, array in arrays.items()}
 
 
-def _under(prefix: str, arrays: Arrays) -> Arrays:
-    return {n.removeprefix(prefix): array for n, array in arrays.items() if n.startswith(prefix)}
-
-
 def _doubles(arrays: Arrays) -> Arrays:
     return {name: array.astype(np.float64) for name, array in arrays.items()}
 
@@ -246,7 +233,7 @@ def _write(folder: Path, name: str, arrays: Arrays, config: Mapping[str, object]
     if file.suffix == ".pt":
         torch.save(_tensors(arrays), file)
     else:
-        apart = {n: t.clone() for n, t in _tensors(arrays).items()}
+        apart = {name: torch.tensor(array) for name, array in arrays.items()}
         save_file(apart, file, metadata={"format": "pt"})
     return file
 
@@ -264,9 +251,7 @@ def _medusa_blocks(rng: np.random.Generator, h: int, num_layers: int, num_heads:
     return arrays
 
 
-def _medusa_hidden(
-    weights: Mapping[str, np.ndarray], head: int, num_layers: int, x: np.ndarray
-) -> np.ndarray:
+def _medusa_hidden(weights: Arrays, head: int, num_layers: int, x: Array) -> Array:
     for layer in range(num_layers):
         x = _residual(weights, f"{head}.{layer}.linear", x)
     return x
@@ -279,18 +264,11 @@ def medusa_v1(
     rng = np.random.default_rng(seed)
     arrays = _medusa_blocks(rng, sizes.hidden_size, num_layers, num_heads)
     for head in range(num_heads):
-        rows = _matrix(rng, sizes.vocab_size, sizes.hidden_size)
-        arrays[f"{head}.{num_layers}.weight"] = rows
-    config = {
-        "medusa_num_heads": 2,
-        "medusa_num_layers": num_layers,
-        "base_model_name_or_path": ROOT_NAME,
-    }
+        arrays[f"{head}.{num_layers}.weight"] = _matrix(rng, sizes.vocab_size, sizes.hidden_size)
+    config = {"medusa_num_heads": 2, "medusa_num_layers": num_layers, **BASE}
     weights = _doubles(arrays)
 
-    def scores(
-        target: TargetArrays, hidden: np.ndarray, tokens: Sequence[int], path: Sequence[int]
-    ) -> np.ndarray:
+    def scores(target: TargetArrays, hidden: Array, tokens: Ids, path: Ids) -> Array:
         head = len(path)
         x = _medusa_hidden(weights, head, num_layers, hidden[-1])
         return weights[f"{head}.{num_layers}.weight"] @ x
@@ -305,17 +283,11 @@ def medusa_v2(
     """Medusa v2: residual blocks only; the target's output head gives the scores."""
     rng = np.random.default_rng(seed)
     arrays = _medusa_blocks(rng, sizes.hidden_size, num_layers, num_heads)
-    config = {
-        "version": "2",
-        "medusa_num_heads": num_heads,
-        "medusa_num_layers": num_layers,
-        "base_model_name_or_path": ROOT_NAME,
-    }
+    counts = {"medusa_num_heads": num_heads, "medusa_num_layers": num_layers}
+    config = {"version": "2", **counts, **BASE}
     weights = _doubles(arrays)
 
-    def scores(
-        target: TargetArrays, hidden: np.ndarray, tokens: Sequence[int], path: Sequence[int]
-    ) -> np.ndarray:
+    def scores(target: TargetArrays, hidden: Array, tokens: Ids, path: Ids) -> Array:
         return target.output @ _medusa_hidden(weights, len(path), num_layers, hidden[-1])
 
     file = _write(folder, "medusa_lm_head.safetensors", arrays, config)
@@ -355,30 +327,20 @@ def vllm_medusa(
     if rows != "full":
         arrays["token_map"] = token_map.astype(np.int64)
 
-    def scores(
-        target: TargetArrays, hidden: np.ndarray, tokens: Sequence[int], path: Sequence[int]
-    ) -> np.ndarray:
+    def scores(target: TargetArrays, hidden: Array, tokens: Ids, path: Ids) -> Array:
         x = hidden[-1]
         for layer in range(num_layers):
             x = _residual(weights, f"blocks.{len(path)}.layers.{layer}", x)
-        output = weights[f"lm_heads.{0 if shared else len(path)}.weight"]
+        matrix = weights[f"lm_heads.{0 if shared else len(path)}.weight"]
         result = np.full(v, -np.inf)
         for place, token in enumerate(token_map):
-            result[token] = output[place if rows == "truncated" else token] @ x
+            result[token] = matrix[place if rows == "truncated" else token] @ x
         return result
 
-    config = {
-        "model_type": "medusa",
-        "hidden_size": h,
-        "vocab_size": v,
-        "num_heads": num_heads,
-        "num_hidden_layers": num_layers,
-        "max_paths": 64,
-        "topk": 10,
-        "truncated_vocab_size": kept,
-        "original_lm_head": shared,
-        "medusa_fc_bias": bias,
-    }
+    shape = {"model_type": "medusa", "hidden_size": h, "vocab_size": v, "num_heads": num_heads}
+    limits = {"num_hidden_layers": num_layers, "max_paths": 64, "topk": 10}
+    output = {"truncated_vocab_size": kept, "original_lm_head": shared, "medusa_fc_bias": bias}
+    config = shape | limits | output
     file = _write(folder, "model.safetensors", _prefixed(prefix, arrays), config)
     return Published(folder, file, num_heads, scores)
 
@@ -386,9 +348,7 @@ def vllm_medusa(
 # --- Hydra
 
 
-def _hydra_heads(
-    rng: np.random.Generator, sizes: Sizes, blocks: Sequence[int], output: str
-) -> Arrays:
+def _hydra_heads(rng: np.random.Generator, sizes: Sizes, blocks: Ids, output: str) -> Arrays:
     """The heads: ``blocks`` numbers their blocks, ``output`` ends the output layer's name."""
     h = sizes.hidden_size
     arrays: Arrays = {}
@@ -404,16 +364,11 @@ def _hydra_heads(
 
 
 def _hydra_scores(
-    weights: Mapping[str, np.ndarray],
-    blocks: Sequence[int],
-    output: str,
-    state: Callable[[np.ndarray], np.ndarray],
+    weights: Arrays, blocks: Ids, output: str, state: Callable[[Array], Array]
 ) -> Scores:
     """Head i reads concat[s_t, E(x_{t+1}), ..., E(x_{t+1+i})]; ``state`` maps h_0..h_t to s_t."""
 
-    def scores(
-        target: TargetArrays, hidden: np.ndarray, tokens: Sequence[int], path: Sequence[int]
-    ) -> np.ndarray:
+    def scores(target: TargetArrays, hidden: Array, tokens: Ids, path: Ids) -> Array:
         head = len(path)
         seen = [target.embedding[token] for token in (tokens[-1], *path)]
         u = np.concatenate([state(hidden), *seen])
@@ -428,14 +383,8 @@ def _hydra_scores(
 
 
 def _hydra_config(arch: str, num_layers: int) -> dict[str, object]:
-    return {
-        "hydra_num_heads": HYDRA_HEADS,
-        "hydra_num_layers": num_layers,
-        "hydra_head_arch": arch,
-        "grounded_heads": True,
-        "hidden_state_offset": 0,
-        "base_model_name_or_path": ROOT_NAME,
-    }
+    own = {"hydra_num_heads": HYDRA_HEADS, "hydra_num_layers": num_layers, "hydra_head_arch": arch}
+    return {**own, "grounded_heads": True, "hidden_state_offset": 0, **BASE}
 
 
 def hydra_mlp(
@@ -458,13 +407,13 @@ def hydra_prefix_mlp(
     rng = np.random.default_rng(seed)
     blocks = range(1, 2 * num_layers, 2)
     arrays = _hydra_heads(rng, sizes, blocks, ".1")
-    layer = _block(rng, sizes)
-    arrays |= _prefixed(PREFIX + "layers.0.", layer)
+    block = _block(rng, sizes)
+    arrays |= _prefixed(PREFIX + "layers.0.", block)
     arrays |= _norm(rng, PREFIX + "norm", sizes.hidden_size)
-    weights = _doubles(arrays)
+    weights, layer = _doubles(arrays), _doubles(block)
 
-    def state(hidden: np.ndarray) -> np.ndarray:
-        last = decoder_layer(sizes, _under(PREFIX + "layers.0.", weights), hidden)[-1]
+    def state(hidden: Array) -> Array:
+        last = decoder_layer(sizes, layer, hidden)[-1]
         return _rms_norm(last, weights[PREFIX + "norm.weight"], sizes.rms_norm_eps)
 
     half = sizes.head_dim // 2
@@ -480,77 +429,61 @@ def hydra_prefix_mlp(
 
 # --- Multi-token prediction
 
+Layer = tuple[dict[str, torch.Tensor], Scores]  # what to add to a model
 
-def _mtp_scores(
-    sizes: Sizes,
-    layer: Mapping[str, np.ndarray],
-    join: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    final_norm: np.ndarray,
-) -> Scores:
-    """Row p is join(E(x_{p+1}), h_p); past t, the row before gives g in the place of h_p."""
 
-    def scores(
-        target: TargetArrays, hidden: np.ndarray, tokens: Sequence[int], path: Sequence[int]
-    ) -> np.ndarray:
+def _mtp(
+    rng: np.random.Generator, sizes: Sizes, join: str, inputs: Ids, norms: Sequence[str], bias: bool
+) -> tuple[Arrays, Scores]:
+    """Row p joins the normed E(x_{p+1}) and h_p; past t, the g of the row before stands for h_p.
+
+    ``inputs`` orders the two, 0 for E and 1 for h; ``norms`` names their norms and the final one.
+    """
+    h, eps = sizes.hidden_size, sizes.rms_norm_eps
+    own = {join + ".weight": _matrix(rng, h, 2 * h)}
+    for name in norms:
+        own |= _norm(rng, name, h)
+    block = _block(rng, sizes, bias)
+    weights, layer = _doubles(own), _doubles(block)
+    scales = [weights[name + ".weight"] for name in norms]
+
+    def scores(target: TargetArrays, hidden: Array, tokens: Ids, path: Ids) -> Array:
         following = [*tokens[1:], *path]
         carried = list(hidden)
         while True:
-            rows = [join(target.embedding[following[p]], h) for p, h in enumerate(carried)]
-            last = decoder_layer(sizes, layer, np.stack(rows))[-1]
-            g = _rms_norm(last, final_norm, sizes.rms_norm_eps)
+            rows = []
+            for token, state in zip(following, carried, strict=False):
+                parts = (target.embedding[token], state)
+                normed = [_rms_norm(parts[i], scales[n], eps) for n, i in enumerate(inputs)]
+                rows.append(_linear(weights, join, np.concatenate(normed)))
+            g = _rms_norm(decoder_layer(sizes, layer, np.stack(rows))[-1], scales[2], eps)
             if len(carried) == len(following):
                 return target.output @ g
             carried.append(g)
 
-    return scores
+    return own | block, scores
 
 
 def mtp_deepseek(
     sizes: Sizes, layer: int, *, target: TargetArrays, with_copies: bool = False, seed: int = 0
-) -> tuple[dict[str, torch.Tensor], Scores]:
+) -> Layer:
     """DeepSeek-V3 and GLM: layer ``layer`` of the model; joins [enorm(E), hnorm(h)].
 
     ``with_copies`` adds the target's embedding and output head under the layer's names.
     """
-    rng = np.random.default_rng(seed)
-    h, eps = sizes.hidden_size, sizes.rms_norm_eps
-    block = _block(rng, sizes)
-    own = {"eh_proj.weight": _matrix(rng, h, 2 * h)}
-    for name in ("enorm", "hnorm", "shared_head.norm"):
-        own |= _norm(rng, name, h)
-    weights = _doubles(own)
-
-    def join(embedded: np.ndarray, hidden: np.ndarray) -> np.ndarray:
-        first = _rms_norm(embedded, weights["enorm.weight"], eps)
-        second = _rms_norm(hidden, weights["hnorm.weight"], eps)
-        return weights["eh_proj.weight"] @ np.concatenate([first, second])
-
-    scores = _mtp_scores(sizes, _doubles(block), join, weights["shared_head.norm.weight"])
+    rng, norms = np.random.default_rng(seed), ("enorm", "hnorm", "shared_head.norm")
+    arrays, scores = _mtp(rng, sizes, "eh_proj", (0, 1), norms, False)
     if with_copies:
-        own["embed_tokens.weight"] = target.embedding.astype(np.float32)
-        own["shared_head.head.weight"] = target.output.astype(np.float32)
-    return _tensors(_prefixed(f"model.layers.{layer}.", own | block)), scores
+        arrays["embed_tokens.weight"] = target.embedding.astype(np.float32)
+        arrays["shared_head.head.weight"] = target.output.astype(np.float32)
+    return _tensors(_prefixed(f"model.layers.{layer}.", arrays)), scores
 
 
-def mtp_mimo(
-    sizes: Sizes, *, seed: int = 0, qkv_bias: bool = True
-) -> tuple[dict[str, torch.Tensor], Scores]:
+def mtp_mimo(sizes: Sizes, *, seed: int = 0, qkv_bias: bool = True) -> Layer:
     """MiMo: ``model.mtp_layers.0.``; joins [hidden_layernorm(h), token_layernorm(E)]."""
-    rng = np.random.default_rng(seed)
-    h, eps = sizes.hidden_size, sizes.rms_norm_eps
-    block = _block(rng, sizes, qkv_bias)
-    own = {"input_proj.weight": _matrix(rng, h, 2 * h)}
-    for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
-        own |= _norm(rng, name, h)
-    weights = _doubles(own)
-
-    def join(embedded: np.ndarray, hidden: np.ndarray) -> np.ndarray:
-        first = _rms_norm(hidden, weights["hidden_layernorm.weight"], eps)
-        second = _rms_norm(embedded, weights["token_layernorm.weight"], eps)
-        return weights["input_proj.weight"] @ np.concatenate([first, second])
-
-    scores = _mtp_scores(sizes, _doubles(block), join, weights["final_layernorm.weight"])
-    return _tensors(_prefixed("model.mtp_layers.0.", own | block)), scores
+    rng, norms = np.random.default_rng(seed), ("hidden_layernorm", "token_layernorm")
+    arrays, scores = _mtp(rng, sizes, "input_proj", (1, 0), (*norms, "final_layernorm"), qkv_bias)
+    return _tensors(_prefixed("model.mtp_layers.0.", arrays)), scores
 
 
 def add_to_model(
@@ -558,11 +491,9 @@ def add_to_model(
 ) -> Path:
     """Rewrite a model folder with more tensors and other config entries; the weights file."""
     file = model_folder / "model.safetensors"
-    with safe_open(file, framework="pt") as opened:
-        metadata = opened.metadata()
-    present = load_file(file)
+    present = load(file.read_bytes())  # no map of the file that is written next
     assert not present.keys() & tensors.keys(), "the model has these tensors"
-    save_file({**present, **tensors}, file, metadata=metadata)
+    save_file({**present, **tensors}, file, metadata={"format": "pt"})
     place = model_folder / "config.json"
     config = json.loads(place.read_text()) | config_changes
     place.write_text(json.dumps(config, indent=2))
