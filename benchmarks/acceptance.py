@@ -17,7 +17,8 @@ from statistics import median
 import torch
 
 import entmtp
-from entmtp.loading.loader import POLICIES, load_drafter, make_scheduler
+from entmtp.loading.drafters import load_drafter
+from entmtp.loading.loader import POLICIES, make_scheduler
 from entmtp.workload import prompts_digest, read_prompts
 
 

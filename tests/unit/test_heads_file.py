@@ -175,9 +175,9 @@ def test_a_truncated_file_is_refused(file: Path, share: float) -> None:
         ({"kind": None}, "metadata: 'kind'"),
         ({"hidden_size": "eight"}, "metadata: .*'eight'"),
         ({"embed_scale": "big"}, "metadata: .*'big'"),
-        ({"kind": "eagle"}, "not a set of medusa or hydra heads"),
-        ({"num_heads": "0"}, "not a set of medusa or hydra heads"),
-        ({"num_layers": "-1"}, "not a set of medusa or hydra heads"),
+        ({"kind": "eagle"}, "not a set of medusa, hydra, hydra\\+\\+, mtp heads"),
+        ({"num_heads": "0"}, "not a set of medusa, hydra, hydra\\+\\+, mtp heads"),
+        ({"num_layers": "-1"}, "not a set of medusa, hydra, hydra\\+\\+, mtp heads"),
     ],
     ids=str,
 )

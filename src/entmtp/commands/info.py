@@ -31,7 +31,7 @@ def _facts() -> dict[str, Any]:
     import torch
 
     from entmtp.loading.assets import MODELS, home, is_complete
-    from entmtp.loading.loader import shipped_heads
+    from entmtp.loading.drafters import shipped_heads
     from entmtp.topology import named_topologies
 
     has_cuda = torch.cuda.is_available()

@@ -94,6 +94,12 @@ class TorchKVCache:
         self._length += len(kept)
         self._num_pending = 0
 
+    def truncate(self, length: int) -> None:
+        """Forget all rows from ``length`` on, the pending ones included."""
+        assert 0 <= length <= self._length, f"cannot cut {self._length} rows to {length}"  # noqa: S101
+        self._length = length
+        self._num_pending = 0
+
     def _grown(self, old: Tensor, need: int) -> Tensor:
         layers, heads, capacity, head_dim = old.shape
         new = old.new_empty((layers, heads, max(need, capacity * 3 // 2), head_dim))

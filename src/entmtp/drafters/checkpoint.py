@@ -8,23 +8,36 @@ Without output matrices of their own, heads use the rows of the target's output 
 ``hot_ids``, which are not stored.
 """
 
+import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from entmtp.drafters.heads import HeadsConfig, HydraHeads, MedusaHeads, build_heads
+from entmtp.decoder.config import BlockConfig
+from entmtp.decoder.rope import RopeScaling
+from entmtp.drafters.heads import KINDS, Heads, HeadsConfig, build_heads
 from entmtp.errors import CheckpointError
 
-__all__ = ["HeadsFile", "load_heads", "read_heads_file", "save_heads"]
+__all__ = [
+    "FORMAT",
+    "HeadsFile",
+    "assemble_heads",
+    "load_heads",
+    "read_heads_file",
+    "save_heads",
+]
 
 FORMAT, SCHEMA = "entmtp-heads", "1"
-_KINDS = ("medusa", "hydra")
+_MAX_COUNT = 256  # heads or layers; published files have at most a dozen
+_FLAGS = ("has_own_output", "has_output_bias", "is_output_shared", "is_tied", "hidden_first")
 
 
 @dataclass(frozen=True)
@@ -42,9 +55,7 @@ class HeadsFile:
     hot_vocab_size: int
 
 
-def save_heads(
-    heads: MedusaHeads | HydraHeads, file: Path, target: str, *, quantize: bool = False
-) -> None:
+def save_heads(heads: Heads, file: Path, target: str, *, quantize: bool = False) -> None:
     """Write heads, atomically.
 
     Args:
@@ -63,7 +74,7 @@ def save_heads(
         else:
             tensors[name] = value.to(torch.int32) if name == "hot_ids" else value
     metadata = {"format": FORMAT, "schema": SCHEMA, "target": target}
-    metadata |= {key: str(value) for key, value in asdict(heads.config).items()}
+    metadata |= _write_config(heads.config)
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         save_file(tensors, temporary, metadata=metadata)
@@ -92,9 +103,7 @@ def read_heads_file(file: Path) -> HeadsFile:
     return HeadsFile(_parse_config(metadata, file), metadata.get("target", "unknown"), size)
 
 
-def load_heads(
-    file: Path, *, hidden_size: int, vocab_size: int, target: str
-) -> MedusaHeads | HydraHeads:
+def load_heads(file: Path, *, hidden_size: int, vocab_size: int, target: str) -> Heads:
     """Read heads and check that they belong to a target of these sizes.
 
     Args:
@@ -104,7 +113,8 @@ def load_heads(
         target: its name, for the error message.
 
     Returns:
-        float32 heads; where they have no output matrices, ``attach_output`` comes next.
+        Heads in the stored dtype, float32 where int8 is stored. Where they have no output matrices
+        of their own, ``attach_output`` or ``attach_projection`` comes next.
 
     Raises:
         CheckpointError: damaged file, missing, unexpected or wrongly shaped tensors, or heads of
@@ -128,10 +138,29 @@ def load_heads(
         or not 0 <= hot_ids.min() <= hot_ids.max() < vocab_size
     ):
         raise CheckpointError(f"{file}: hot_ids must be token ids below {vocab_size}")
-    heads = build_heads(about.config, hot_ids)
+    return assemble_heads(about.config, hot_ids, tensors, file)
+
+
+def assemble_heads(
+    config: HeadsConfig, hot_ids: Tensor, tensors: Mapping[str, Tensor], file: Path
+) -> Heads:
+    """Heads around tensors that are there already; nothing is copied.
+
+    Args:
+        config: sizes.
+        hot_ids: int64 ``(hot,)``.
+        tensors: all but ``hot_ids``, under the names of the module's parameters.
+        file: that they come from, for messages.
+
+    Raises:
+        CheckpointError: missing, unexpected or wrongly shaped tensors.
+    """
+    with torch.device("meta"):
+        heads = build_heads(config, hot_ids)
+    tensors = {**tensors, "hot_ids": hot_ids}
     _check_tensors(heads, tensors, file)
-    heads.load_state_dict({name: value.to(torch.float32) for name, value in tensors.items()})
-    heads.hot_ids = hot_ids
+    heads.load_state_dict(tensors, assign=True)
+    heads.shared_output = torch.empty(0, config.hidden_size)
     return heads
 
 
@@ -156,7 +185,7 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
     return raw
 
 
-def _check_tensors(heads: MedusaHeads | HydraHeads, tensors: dict[str, Tensor], file: Path) -> None:
+def _check_tensors(heads: Heads, tensors: Mapping[str, Tensor], file: Path) -> None:
     expected = heads.state_dict()
     for what, names in (
         ("missing", expected.keys() - tensors.keys()),
@@ -173,8 +202,17 @@ def _check_tensors(heads: MedusaHeads | HydraHeads, tensors: dict[str, Tensor], 
             )
 
 
+def _write_config(config: HeadsConfig) -> dict[str, str]:
+    """Every field as text; the block's sizes as JSON, left out where there is no block."""
+    values = asdict(config)
+    block = values.pop("block")
+    texts = {key: str(value) for key, value in values.items()}
+    return texts if block is None else {**texts, "block": json.dumps(block)}
+
+
 def _parse_config(metadata: dict[str, str], file: Path) -> HeadsConfig:
     try:
+        flags = {name: metadata[name] == "True" for name in _FLAGS if name in metadata}
         config = HeadsConfig(
             kind=metadata["kind"],
             hidden_size=int(metadata["hidden_size"]),
@@ -182,11 +220,23 @@ def _parse_config(metadata: dict[str, str], file: Path) -> HeadsConfig:
             num_heads=int(metadata["num_heads"]),
             num_layers=int(metadata["num_layers"]),
             embed_scale=float(metadata["embed_scale"]),
-            has_own_output=metadata["has_own_output"] == "True",
+            block=_parse_block(metadata.get("block")),
+            **flags,
         )
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f"{file}: bad or missing metadata: {error}") from error
     sizes = (config.hidden_size, config.vocab_size, config.num_heads, config.num_layers)
-    if config.kind not in _KINDS or min(sizes) < 1:
-        raise CheckpointError(f"{file}: not a set of medusa or hydra heads: {config}")
+    is_sound = config.kind in KINDS and min(sizes) >= 1 and max(sizes[2:]) <= _MAX_COUNT
+    if not is_sound or (config.kind in ("hydra++", "mtp")) != (config.block is not None):
+        raise CheckpointError(f"{file}: not a set of {', '.join(KINDS)} heads: {config}")
     return config
+
+
+def _parse_block(text: str | None) -> BlockConfig | None:
+    if text is None:
+        return None
+    values: dict[str, Any] = json.loads(text)
+    scaling = values.pop("rope_scaling", None)
+    if scaling is not None:
+        scaling = RopeScaling(**{**scaling, "divisors": tuple(scaling["divisors"])})
+    return BlockConfig(**values, rope_scaling=scaling)

@@ -1,22 +1,40 @@
-"""The trained modules behind the Medusa and Hydra drafters, for inference and for training.
+"""The trained modules behind the drafters, for inference and for training.
 
 Head i (0-based) reads the target's hidden state h_t and predicts token x_{t+2+i}; x_{t+1} is the
 root, which is known. Medusa (Cai et al. 2024): from h_t alone. Hydra (Ankner et al. 2024): also
-from the embeddings of x_{t+1} .. x_{t+1+i}, the root and the draft tokens above.
+from the embeddings of x_{t+1} .. x_{t+1+i}, the root and the draft tokens above. Hydra++ (same
+paper) puts the output of a prefix layer in the place of h_t. A recurrent module (DeepSeek-V3 2024)
+is one block that is applied again at every depth.
 
 Heads score a *hot vocabulary*: the tokens that matter for drafting, ``hot_ids``. Output matrices
 are the head's own, or rows of the target's output head that are attached when heads are loaded.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from entmtp.decoder.block import DecoderBlock, Mixer, rms_norm
+from entmtp.decoder.config import BlockConfig
+from entmtp.decoder.parameters import BlockParameters
 from entmtp.linear import Projection, pack_linears
 
-__all__ = ["HeadsConfig", "HydraHeads", "MedusaHeads", "build_heads"]
+__all__ = [
+    "KINDS",
+    "Heads",
+    "HeadsConfig",
+    "HydraHeads",
+    "MedusaHeads",
+    "PrefixLayer",
+    "RecurrentModule",
+    "build_heads",
+]
+
+KINDS = ("medusa", "hydra", "hydra++", "mtp")
+"""Kinds of trained modules."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +42,18 @@ class HeadsConfig:
     """Sizes of a set of heads.
 
     Attributes:
-        kind: ``medusa`` or ``hydra``.
+        kind: one of :data:`KINDS`.
         hidden_size: H of the target.
         vocab_size: V of the target.
-        num_heads: depths that can be drafted.
+        num_heads: depths that can be drafted; 1 for ``mtp``, which has no limit.
         num_layers: blocks a head; the first of a Hydra head is the conditioned one.
         embed_scale: factor on the target's embeddings where they enter a Hydra head.
-        has_own_output: each head has its own output matrix with bias.
+        has_own_output: the heads have output matrices of their own, not the target's.
+        has_output_bias: own output matrices have a bias.
+        is_output_shared: one own output matrix serves all heads.
+        is_tied: the blocks of a head, but for the conditioned one, are one and the same.
+        hidden_first: a recurrent module joins [hidden, embedding] instead of the reverse.
+        block: sizes of the prefix layer or of the recurrent module's block.
     """
 
     kind: str
@@ -40,6 +63,11 @@ class HeadsConfig:
     num_layers: int = 1
     embed_scale: float = 1.0
     has_own_output: bool = False
+    has_output_bias: bool = True
+    is_output_shared: bool = False
+    is_tied: bool = False
+    hidden_first: bool = False
+    block: BlockConfig | None = None
 
 
 class _ResBlock(nn.Module):
@@ -75,52 +103,79 @@ class _ConditionedBlock(nn.Module):
         return out
 
 
-class _Heads(nn.Module):
-    """What both kinds share: the hot vocabulary and the output matrices."""
+class _BlockStack(nn.Sequential):
+    """``times`` residual blocks in a row; one that is applied again and again where tied."""
+
+    def __init__(self, size: int, times: int, is_tied: bool) -> None:
+        super().__init__(*(_ResBlock(size) for _ in range(min(times, 1) if is_tied else times)))
+        self._repeats = times if is_tied else 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self._repeats):
+            for block in self:
+                x = block(x)
+        return x
+
+
+class Heads(nn.Module):
+    """What all kinds share: the hot vocabulary and the output matrices."""
 
     hot_ids: Tensor
     shared_output: Tensor
 
     def __init__(self, config: HeadsConfig, hot_ids: Tensor) -> None:
+        """Make untrained heads that score the tokens ``hot_ids``, int64 ``(hot,)``."""
         super().__init__()
         self.config = config
         self.register_buffer("hot_ids", hot_ids.to(torch.int64))
         self.register_buffer("shared_output", torch.empty(0, config.hidden_size), persistent=False)
-        self._project_output: Projection | None = None
+        self._project_output: Callable[[Tensor], Tensor] | None = None
         self.outputs = nn.ModuleList()
         if config.has_own_output:
-            for _ in range(config.num_heads):
-                self.outputs.append(nn.Linear(config.hidden_size, len(hot_ids)))
+            for _ in range(1 if config.is_output_shared else config.num_heads):
+                size, bias = (config.hidden_size, len(hot_ids)), config.has_output_bias
+                self.outputs.append(nn.Linear(*size, bias=bias))
+
+    @property
+    def scores_all_tokens(self) -> bool:
+        """True where the hot vocabulary is the whole one, in order."""
+        whole = torch.arange(self.config.vocab_size, device=self.hot_ids.device)
+        return torch.equal(self.hot_ids, whole)
 
     def attach_output(self, rows: Tensor) -> None:
         """Use rows ``(len(hot_ids), H)`` of the target's output head, not trained."""
         self.shared_output = rows
         self._project_output = None
 
+    def attach_projection(self, project: Callable[[Tensor], Tensor]) -> None:
+        """Use the target's whole output head, ``(R, H)`` to ``(R, V)``, where it lies."""
+        assert self.scores_all_tokens  # noqa: S101 - the loader asks first
+        self._project_output = project
+
     def pack(self) -> None:
         """Lay out all matrices for products of few rows; for inference only, and last."""
         pack_linears(self)
-        if not self.config.has_own_output:
+        if not self.config.has_own_output and self._project_output is None:
             self._project_output = Projection(self.shared_output)
 
     def logits(self, head: int, features: Tensor) -> Tensor:
         """``(R, len(hot_ids))`` scores over the hot vocabulary from features ``(R, H)``."""
         if self.config.has_own_output:
-            out: Tensor = self.outputs[head](features)
+            out: Tensor = self.outputs[0 if self.config.is_output_shared else head](features)
             return out
         if self._project_output is not None:
             return self._project_output(features)
         return functional.linear(features, self.shared_output)
 
 
-class MedusaHeads(_Heads):
+class MedusaHeads(Heads):
     """Independent heads: each reads h_t alone."""
 
     def __init__(self, config: HeadsConfig, hot_ids: Tensor) -> None:
+        """Make heads that pass h_t on."""
         super().__init__(config, hot_ids)
-        size, layers = config.hidden_size, config.num_layers
         self.blocks = nn.ModuleList(
-            nn.Sequential(*(_ResBlock(size) for _ in range(layers)))
+            _BlockStack(config.hidden_size, config.num_layers, config.is_tied)
             for _ in range(config.num_heads)
         )
 
@@ -137,26 +192,59 @@ class MedusaHeads(_Heads):
         return out
 
 
-class HydraHeads(_Heads):
+class PrefixLayer(nn.Module):
+    """A whole block with its norm, over the target's hidden states h_0 .. h_t, of Hydra++."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        """Make an untrained layer."""
+        super().__init__()
+        self.config = config
+        self.layer: BlockParameters | None = BlockParameters(config)
+        self.norm = nn.Parameter(torch.ones(config.hidden_size))
+        self._block: DecoderBlock | None = None
+
+    def pack(self) -> None:
+        """Lay out the matrices; the parameters themselves are given up."""
+        if self.layer is not None:
+            self._block, self.layer = self.layer.build(), None
+
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mix: Mixer) -> Tensor:
+        """s_t ``(R, H)`` of rows h_t ``(R, H)``; arguments as :class:`DecoderBlock`."""
+        assert self._block is not None, "pack() comes first"  # noqa: S101
+        return rms_norm(self._block(hidden, rotation, mix), self.norm, self.config.rms_norm_eps)
+
+
+class HydraHeads(Heads):
     """Sequentially dependent heads: head i also reads the i + 1 tokens above."""
 
     def __init__(self, config: HeadsConfig, hot_ids: Tensor) -> None:
+        """Make heads that pass h_t on; of kind ``hydra++`` with an untrained prefix layer."""
         super().__init__(config, hot_ids)
         size = config.hidden_size
         self.first = nn.ModuleList(
             _ConditionedBlock(size, head + 1) for head in range(config.num_heads)
         )
         self.blocks = nn.ModuleList(
-            nn.Sequential(*(_ResBlock(size) for _ in range(config.num_layers - 1)))
+            _BlockStack(size, config.num_layers - 1, config.is_tied)
             for _ in range(config.num_heads)
         )
+        self.prefix: PrefixLayer | None = None
+        if config.kind == "hydra++":
+            assert config.block is not None  # noqa: S101 - whoever makes the config sees to it
+            self.prefix = PrefixLayer(config.block)
+
+    def pack(self) -> None:
+        """Lay out all matrices, those of the prefix layer too."""
+        if self.prefix is not None:
+            self.prefix.pack()
+        super().pack()
 
     def features(self, head: int, hidden: Tensor, embedded: Tensor) -> Tensor:
         """Features ``(R, H)`` of one head.
 
         Args:
             head: index i from 0.
-            hidden: ``(R, H)`` hidden states h_t.
+            hidden: ``(R, H)`` hidden states h_t, or s_t of the prefix layer.
             embedded: ``(R, i + 1, H)`` target embeddings of x_{t+1} .. x_{t+1+i}, not scaled.
         """
         above = (embedded * self.config.embed_scale).flatten(1)
@@ -164,6 +252,58 @@ class HydraHeads(_Heads):
         return out
 
 
-def build_heads(config: HeadsConfig, hot_ids: Tensor) -> MedusaHeads | HydraHeads:
+class RecurrentModule(Heads):
+    """One multi-token module, used again at every depth.
+
+    The row of position t joins the normed embedding of x_{t+1} and the normed h_t by a matrix,
+    passes a block with attention over all earlier rows, and is normed: g_t, from which x_{t+2} is
+    scored. At the next depth g_t takes the place of h_{t+1}.
+    """
+
+    def __init__(self, config: HeadsConfig, hot_ids: Tensor) -> None:
+        """Make an untrained module."""
+        super().__init__(config, hot_ids)
+        assert config.block is not None  # noqa: S101 - whoever makes the config sees to it
+        size = config.hidden_size
+        self.block_config = config.block
+        self.embed_norm = nn.Parameter(torch.ones(size))
+        self.hidden_norm = nn.Parameter(torch.ones(size))
+        self.final_norm = nn.Parameter(torch.ones(size))
+        self.join = nn.Linear(2 * size, size, bias=False)
+        self.layer: BlockParameters | None = BlockParameters(config.block)
+        self._block: DecoderBlock | None = None
+
+    def pack(self) -> None:
+        """Lay out all matrices; the parameters of the block are given up."""
+        if self.layer is not None:
+            self._block, self.layer = self.layer.build(), None
+        super().pack()
+
+    def features(
+        self, hidden: Tensor, embedded: Tensor, rotation: tuple[Tensor, Tensor], mix: Mixer
+    ) -> Tensor:
+        """g_t ``(R, H)``.
+
+        Args:
+            hidden: ``(R, H)`` h_t of the target, or g of the row above in a draft tree.
+            embedded: ``(R, H)`` target embeddings of x_{t+1}.
+            rotation: at the rows' positions t.
+            mix: stores keys and values, and attends.
+        """
+        assert self._block is not None, "pack() comes first"  # noqa: S101
+        eps = self.block_config.rms_norm_eps
+        parts = (
+            rms_norm(embedded, self.embed_norm, eps),
+            rms_norm(hidden, self.hidden_norm, eps),
+        )
+        joined = self.join(torch.cat(parts[::-1] if self.config.hidden_first else parts, dim=1))
+        return rms_norm(self._block(joined, rotation, mix), self.final_norm, eps)
+
+
+def build_heads(config: HeadsConfig, hot_ids: Tensor) -> MedusaHeads | HydraHeads | RecurrentModule:
     """Untrained heads of the kind that ``config`` names."""
-    return (HydraHeads if config.kind == "hydra" else MedusaHeads)(config, hot_ids)
+    if config.kind == "medusa":
+        return MedusaHeads(config, hot_ids)
+    if config.kind == "mtp":
+        return RecurrentModule(config, hot_ids)
+    return HydraHeads(config, hot_ids)

@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from entmtp.drafters.base import DraftRequest, DraftTree
-from entmtp.drafters.heads import HydraHeads, MedusaHeads
+from entmtp.drafters.block_state import BlockRunner, BlockState
+from entmtp.drafters.filling import active_at, root_tokens, set_children
+from entmtp.drafters.heads import HydraHeads, MedusaHeads, PrefixLayer
 from entmtp.sampling import stable_top_k
 
 __all__ = ["HeadsDrafter"]
@@ -17,32 +19,43 @@ __all__ = ["HeadsDrafter"]
 
 @dataclass
 class _State:
-    """The target's hidden state at the last committed token, ``(1, H)``."""
+    """What the heads read besides tokens, at the last committed token.
+
+    Attributes:
+        hidden: ``(1, H)`` hidden state of the target.
+        prefix: of the prefix layer, where there is one.
+    """
 
     hidden: Tensor
+    prefix: BlockState | None = None
 
 
 class HeadsDrafter:
-    """Fills trees from Medusa or Hydra heads; implements :class:`entmtp.drafters.base.Drafter`.
+    """Fills trees from Medusa, Hydra or Hydra++ heads.
 
-    Heads deeper than the deepest plan of the batch are not run. Any prefix-closed tree is filled
-    rightly: a row is evaluated for each node that has children, whatever its rank.
+    Implements :class:`entmtp.drafters.base.Drafter`. Heads deeper than the deepest plan of the
+    batch are not run. Any prefix-closed tree is filled rightly: a row is evaluated for each node
+    that has children, whatever its rank. The prefix layer of Hydra++ reads the hidden states of
+    committed tokens alone, so its cache knows nothing of draft trees.
     """
 
     def __init__(self, heads: MedusaHeads | HydraHeads, embedding: Tensor) -> None:
         """Join heads and target.
 
         Args:
-            heads: with output matrices, in the target's dtype and on its device.
+            heads: with output matrices, in the target's dtype and on its device; packed where
+                they have a prefix layer.
             embedding: ``(V, H)`` input embedding of the target.
         """
         self.heads = heads.eval().requires_grad_(False)
         self._embedding = embedding
         self._reads_tokens = isinstance(heads, HydraHeads)
+        prefix = heads.prefix if isinstance(heads, HydraHeads) else None
+        self._prefix = None if prefix is None else _prefix_runner(prefix, embedding)
 
     @property
     def name(self) -> str:
-        """``medusa`` or ``hydra``."""
+        """``medusa``, ``hydra`` or ``hydra++``."""
         return self.heads.config.kind
 
     @property
@@ -56,57 +69,78 @@ class HeadsDrafter:
         return len(self.heads.hot_ids)
 
     def prefill(self, prompt: Sequence[int], hidden: Tensor, root: int) -> _State:
-        """Keep the hidden state of the last prompt token."""
+        """Keep the hidden state of the last prompt token; all of them for a prefix layer."""
         del prompt, root
-        return _State(hidden[-1:].clone())
+        state = _State(hidden[-1:].clone())
+        if self._prefix is not None:
+            state.prefix = self._prefix.start()
+            state.prefix.waiting.append((hidden,))
+        return state
 
     def commit(self, state: _State, hidden: Tensor, tokens: Sequence[int]) -> None:
-        """Keep the hidden state of the last accepted node."""
+        """Keep the hidden state of the last accepted node; all of them for a prefix layer."""
         del tokens
         state.hidden = hidden[-1:].clone()
+        if state.prefix is not None:
+            state.prefix.waiting.append((hidden.clone(),))
 
     @torch.inference_mode()
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """Fill one tree a request, depth by depth."""
-        device = self._embedding.device
-        trees = [
-            torch.full((r.plan.num_rows,), r.root, dtype=torch.int64, device=device)
-            for r in requests
-        ]
+        trees = root_tokens(requests, self._embedding.device)
+        base = self._base_features(requests)
         for depth in range(max((r.plan.max_depth for r in requests), default=0)):
-            active = [
-                (r, tokens)
-                for r, tokens in zip(requests, trees, strict=True)
-                if r.plan.max_depth > depth
-            ]
-            self._fill_depth(depth, active)
+            active = active_at(requests, depth)
+            self._fill_depth(
+                depth,
+                [requests[i] for i in active],
+                [trees[i] for i in active],
+                [base[i] for i in active],
+            )
         return [DraftTree(r.plan, tokens) for r, tokens in zip(requests, trees, strict=True)]
 
-    def _fill_depth(self, depth: int, active: list[tuple[DraftRequest, Tensor]]) -> None:
+    def _base_features(self, requests: Sequence[DraftRequest]) -> list[Tensor]:
+        """``(1, H)`` of each request: h_t, or s_t of the prefix layer for trees with nodes."""
+        if self._prefix is None:
+            return [r.state.hidden for r in requests]
+        self._prefix.catch_up([r.state.prefix for r in requests if r.plan.num_nodes])
+        return [r.state.prefix.feature for r in requests]
+
+    def _fill_depth(
+        self,
+        depth: int,
+        requests: Sequence[DraftRequest],
+        trees: Sequence[Tensor],
+        base: Sequence[Tensor],
+    ) -> None:
         """Evaluate head ``depth`` on the rows of all trees; set the tokens one depth below."""
-        levels = [r.plan.levels[depth] for r, _ in active]
-        width = max(level.width for level in levels)
+        levels = [r.plan.levels[depth] for r in requests]
         if self._reads_tokens:
             counts = [len(level.parents) for level in levels]
-            hidden = torch.cat(
-                [r.state.hidden.expand(n, -1) for (r, _), n in zip(active, counts, strict=True)]
-            )
+            hidden = torch.cat([h.expand(n, -1) for h, n in zip(base, counts, strict=True)])
             above = torch.cat(
                 [
                     tokens[torch.from_numpy(level.paths).to(tokens.device)]
-                    for (_, tokens), level in zip(active, levels, strict=True)
+                    for tokens, level in zip(trees, levels, strict=True)
                 ]
             )
             embedded = functional.embedding(above, self._embedding)
         else:  # a head sees h_t alone: one row serves every node of its depth
-            counts = [1] * len(active)
-            hidden = torch.cat([r.state.hidden for r, _ in active])
+            counts = [1] * len(levels)
+            hidden = torch.cat(list(base))
             embedded = hidden
         logits = self.heads.logits(depth, self.heads.features(depth, hidden, embedded))
+        width = max(level.width for level in levels)
         best = self.heads.hot_ids[stable_top_k(logits, width)[1]]
-        for (_, tokens), level, rows in zip(active, levels, torch.split(best, counts), strict=True):
+        for tokens, level, rows in zip(trees, levels, torch.split(best, counts), strict=True):
             parent_rows = level.parent_rows if self._reads_tokens else np.zeros_like(level.ranks)
-            tokens[torch.from_numpy(level.children).to(tokens.device)] = rows[
-                torch.from_numpy(parent_rows).to(tokens.device),
-                torch.from_numpy(level.ranks).to(tokens.device),
-            ]
+            set_children(tokens, level, rows, parent_rows)
+
+
+def _prefix_runner(prefix: PrefixLayer, embedding: Tensor) -> BlockRunner:
+    return BlockRunner(
+        prefix.config,
+        lambda inputs, rotation, mix: prefix(inputs[0], rotation, mix),
+        embedding.dtype,
+        embedding.device,
+    )

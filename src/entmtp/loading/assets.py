@@ -15,8 +15,10 @@ from entmtp.loading.transport import Transport, WheelRequest, sha256_of
 from entmtp.target.gguf_file import is_gguf
 
 __all__ = [
+    "HUB_ID",
     "MODELS",
     "ModelAsset",
+    "from_hub",
     "home",
     "is_complete",
     "pull",
@@ -25,7 +27,7 @@ __all__ = [
     "tokenizer_folder",
 ]
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
 _HUB_UNWANTED = ("*/*", "consolidated*")
 
@@ -114,8 +116,8 @@ def resolve_model(name_or_path: str, *, download: Callable[[str], str] | None = 
         return path
     if _is_there(path):
         raise AssetError(f"{path} is no model: give a folder, a .gguf file or a name")
-    if _HUB_ID.fullmatch(name_or_path) and not name_or_path.startswith(".") and not is_gguf(path):
-        return _from_hub(name_or_path, download or _snapshot)
+    if HUB_ID.fullmatch(name_or_path) and not name_or_path.startswith(".") and not is_gguf(path):
+        return from_hub(name_or_path, download or _snapshot)
     raise AssetError(
         f"there is no model {name_or_path!r}: no such file or folder, and no known name; "
         f"names are {', '.join(MODELS)}"
@@ -200,7 +202,12 @@ def _snapshot(repo_id: str) -> str:
     )
 
 
-def _from_hub(repo_id: str, download: Callable[[str], str]) -> Path:
+def from_hub(repo_id: str, download: Callable[[str], str]) -> Path:
+    """Fetch a repository by a given way.
+
+    Raises:
+        AssetError: it could not be fetched; the message gives the reason.
+    """
     try:
         return Path(download(repo_id))
     except Exception as error:  # the hub's client and the HTTP library below it raise many kinds

@@ -1,23 +1,19 @@
 """``load``: from names and files to an engine."""
 
-import logging
-from importlib import resources
 from pathlib import Path
 
 import torch
 
 from entmtp.bank import Bank
 from entmtp.drafters.base import Drafter, check_depth
-from entmtp.drafters.checkpoint import load_heads
 from entmtp.drafters.empty import EmptyDrafter
-from entmtp.drafters.prompt_lookup import PromptLookupDrafter
-from entmtp.drafters.tree_heads import HeadsDrafter
 from entmtp.engine import Engine, EngineLimits
 from entmtp.errors import CheckpointError, InputError
 from entmtp.loading.assets import resolve_model, tokenizer_folder
+from entmtp.loading.drafters import load_drafter
+from entmtp.loading.heads_source import named_base_model
 from entmtp.loading.tokenizers import load_tokenizer
 from entmtp.scheduler import FixedScheduler, HysteresisScheduler, TopologyScheduler
-from entmtp.target.base import Target
 from entmtp.target.llama import LlamaTarget
 from entmtp.target.weights import iter_tensors, read_config
 from entmtp.topology import Topology, load_topology
@@ -27,19 +23,14 @@ __all__ = [
     "DTYPES",
     "POLICIES",
     "load",
-    "load_drafter",
     "load_target",
     "make_scheduler",
     "set_threads",
-    "shipped_heads",
 ]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BACKENDS = ("auto", "torch")
 POLICIES = ("auto", "fixed", "hysteresis")
-_SHIPPED_KINDS = ("hydra", "medusa")  # the better one first
-
-_log = logging.getLogger("entmtp")
 
 
 def load(  # noqa: PLR0913 - keyword-only beyond the third
@@ -58,10 +49,12 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
     """Make an engine.
 
     Args:
-        model: a pulled model's name, a Hugging Face folder or id, or a .gguf file.
-        heads: ``auto`` (shipped heads where there are some for this model, else prompt lookup),
-            ``hydra`` or ``medusa`` (shipped), ``lookup``, ``none`` (plain decoding), a file of
-            heads, or a drafter of one's own.
+        model: a pulled model's name, a Hugging Face folder or id, or a .gguf file; or a folder or
+            id of heads that names its base model, which is then loaded with them.
+        heads: ``auto`` (shipped heads where there are some for this model, else the multi-token
+            module in its checkpoint, else prompt lookup), ``hydra`` or ``medusa`` (shipped),
+            ``mtp`` (that module), ``lookup``, ``none`` (plain decoding), a file, folder or Hugging
+            Face id of heads, or a drafter of one's own.
         bank: trees to choose from, or their file; ``None`` takes the shipped ones.
         policy: ``hysteresis`` (``auto`` means this), ``fixed`` (needs a topology), or a scheduler
             of one's own, which brings its trees: topology and bank are then left out.
@@ -83,6 +76,9 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
     if threads is not None:
         set_threads(threads)
     path = resolve_model(model)
+    base = named_base_model(path)
+    if base is not None:  # a folder of heads
+        heads, model, path = (model if heads == "auto" else heads), base, resolve_model(base)
     tokenizer = load_tokenizer(tokenizer_folder(path))
     target = load_target(path, dtype=dtype, device=device, backend=backend)
     if tokenizer.vocab_size > target.config.vocab_size:
@@ -118,33 +114,6 @@ def load_target(
     return LlamaTarget(config, iter_tensors(path, config), DTYPES[dtype], place)
 
 
-def load_drafter(heads: str, target: Target, model: str) -> Drafter:
-    """Make a drafter; ``heads`` as in :func:`load`.
-
-    Raises:
-        CheckpointError: the heads are missing, damaged or made for another model.
-    """
-    if heads == "none":
-        return EmptyDrafter()
-    if heads == "lookup":
-        return PromptLookupDrafter()
-    if heads == "auto":
-        file = next((f for k in _SHIPPED_KINDS if (f := _shipped_heads(model, k))), None)
-        if file is None:
-            _log.warning("there are no heads for %s: drafting by prompt lookup", model)
-            return PromptLookupDrafter()
-    elif heads in _SHIPPED_KINDS:
-        file = _shipped_heads(model, heads)
-        if file is None:
-            raise CheckpointError(
-                f"no {heads} heads are shipped for {model}; give a file of heads, train some with "
-                "'entmtp train', or draft with 'lookup'"
-            )
-    else:
-        file = Path(heads).expanduser()
-    return _heads_drafter(file, target, model)
-
-
 def make_scheduler(
     policy: str, drafter: Drafter, bank: Bank | None, topology: str | Topology | None
 ) -> TopologyScheduler:
@@ -177,33 +146,6 @@ def _named_tree(topology: str | Topology, bank: Bank | None) -> tuple[str, Topol
     if bank is not None and topology in bank.entries:
         return topology, bank.entries[topology]
     return Path(topology).name, load_topology(topology)
-
-
-def _heads_drafter(file: Path, target: Target, model: str) -> HeadsDrafter:
-    config = target.config
-    heads = load_heads(
-        file, hidden_size=config.hidden_size, vocab_size=config.vocab_size, target=model
-    )
-    if not heads.config.has_own_output:
-        heads.attach_output(target.output_rows(heads.hot_ids))
-    heads = heads.to(target.device, target.dtype)
-    heads.pack()
-    return HeadsDrafter(heads, target.embedding())
-
-
-def shipped_heads() -> list[str]:
-    """The heads in the package, as ``model/kind``."""
-    files = sorted(_heads_folder().glob("*/*.safetensors"))
-    return [f"{file.parent.name}/{file.stem}" for file in files]
-
-
-def _shipped_heads(model: str, kind: str) -> Path | None:
-    path = _heads_folder() / model / f"{kind}.safetensors"
-    return path if f"{model}/{kind}" in shipped_heads() else None
-
-
-def _heads_folder() -> Path:
-    return Path(str(resources.files("entmtp").joinpath("data/heads")))
 
 
 def _device(name: str) -> torch.device:

@@ -26,14 +26,24 @@ class TargetConfig(BlockConfig):
         vocab_size: V.
         num_layers: L.
         context_window: most positions a sequence may have, prompt included.
+        sliding_window: positions that the layers which slide look back on; ``None`` where none
+            does. It caps ``context_window``: within it, sliding and full attention are the same.
         tie_embeddings: the output head is the input embedding.
+        num_mtp_modules: native multi-token modules that the checkpoint holds beside the target.
     """
 
     family: str
     vocab_size: int
     num_layers: int
     context_window: int
+    sliding_window: int | None = None
     tie_embeddings: bool = False
+    num_mtp_modules: int = 0
+
+    @property
+    def is_window_capped(self) -> bool:
+        """Whether the sliding window is what limits ``context_window``."""
+        return self.context_window == self.sliding_window
 
 
 class KVCache(Protocol):

@@ -146,6 +146,7 @@ def train_kind(  # noqa: PLR0913 - the last is keyword-only
     )
     hot_ids = hot_vocabulary(answers, recipe.hot_vocab_size, vocab_size)
     heads = build_heads(config, hot_ids)
+    assert isinstance(heads, MedusaHeads | HydraHeads)  # noqa: S101 - the recipe checks its kind
     heads.attach_output(target.output_rows(hot_ids).to(torch.float32))
     hot_index = torch.full((vocab_size,), IGNORED, dtype=torch.int64)
     hot_index[hot_ids] = torch.arange(len(hot_ids))

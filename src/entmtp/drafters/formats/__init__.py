@@ -1,0 +1,1 @@
+"""Published layouts of draft heads: what each file holds, and how it becomes our modules."""

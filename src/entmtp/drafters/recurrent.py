@@ -1,0 +1,162 @@
+"""Drafting with one recurrent module: its block is used again at every depth of the tree.
+
+A row joins the feature of the row above with the embedding of the node's own token, and attends
+to the committed text and to its own path. Its feature scores the node's children.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from entmtp.drafters.base import DraftRequest, DraftTree
+from entmtp.drafters.block_state import BlockRows, BlockRunner, BlockState
+from entmtp.drafters.filling import active_at, root_tokens, set_children
+from entmtp.drafters.heads import RecurrentModule
+from entmtp.sampling import stable_top_k
+from entmtp.topology import Level
+
+__all__ = ["RecurrentDrafter"]
+
+
+@dataclass
+class _Branch:
+    """One tree while it is being filled.
+
+    Attributes:
+        request: what is wanted.
+        tokens: ``(N,)``.
+        length: rows in the cache before the tree.
+        row_of: node -> its row behind ``length``, for the nodes that were evaluated.
+        features: ``(R, H)`` of the parents of the depth that was filled last.
+        parents: those nodes, in the same order.
+    """
+
+    request: DraftRequest
+    tokens: Tensor
+    length: int
+    row_of: dict[int, int]
+    features: Tensor
+    parents: npt.NDArray[np.int64]
+
+
+class RecurrentDrafter:
+    """Fills trees of any depth from a multi-token module.
+
+    Implements :class:`entmtp.drafters.base.Drafter`. The cache of a sequence holds one row for
+    every committed token but the first, made from the target's own hidden states; rows of a tree
+    are cut away again when it is filled.
+    """
+
+    name = "mtp"
+    max_depth: int | None = None
+
+    def __init__(self, module: RecurrentModule, embedding: Tensor) -> None:
+        """Join module and target.
+
+        Args:
+            module: packed, in the target's dtype and on its device.
+            embedding: ``(V, H)`` input embedding of the target.
+        """
+        self.module = module.eval().requires_grad_(False)
+        self._embedding = embedding
+        self._runner = BlockRunner(
+            module.block_config,
+            lambda inputs, rotation, mix: module.features(
+                inputs[0], functional.embedding(inputs[1], embedding), rotation, mix
+            ),
+            embedding.dtype,
+            embedding.device,
+        )
+
+    @property
+    def max_width(self) -> int:
+        """Size of the hot vocabulary."""
+        return len(self.module.hot_ids)
+
+    def prefill(self, prompt: Sequence[int], hidden: Tensor, root: int) -> BlockState:
+        """Let the rows (h_t, x_{t+1}) of the prompt wait, the root's included."""
+        state = self._runner.start()
+        state.waiting.append((hidden, self._ids([*prompt[1:], root])))
+        return state
+
+    def commit(self, state: BlockState, hidden: Tensor, tokens: Sequence[int]) -> None:
+        """Let the rows of the root and the accepted nodes wait."""
+        state.waiting.append((hidden.clone(), self._ids(tokens)))
+
+    @torch.inference_mode()
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """Fill one tree a request, depth by depth."""
+        trees = root_tokens(requests, self._embedding.device)
+        wanted = active_at(requests, 0)
+        self._runner.catch_up([requests[i].state for i in wanted])
+        branches = [_start(requests[i], trees[i]) for i in wanted]
+        try:
+            for depth in range(max((r.plan.max_depth for r in requests), default=0)):
+                active = [b for b in branches if b.request.plan.max_depth > depth]
+                if depth:
+                    self._evaluate(depth, active)
+                self._fill_depth(depth, active)
+        finally:
+            for branch in branches:
+                branch.request.state.cache.truncate(branch.length)
+        return [DraftTree(r.plan, tokens) for r, tokens in zip(requests, trees, strict=True)]
+
+    def _evaluate(self, depth: int, branches: Sequence[_Branch]) -> None:
+        """Read the nodes of ``depth`` that have children."""
+        rows = []
+        for branch in branches:
+            level = branch.request.plan.levels[depth]
+            above = np.searchsorted(branch.parents, level.paths[:, -2])
+            index = torch.from_numpy(level.parents).to(branch.tokens.device)
+            rows.append(
+                BlockRows(
+                    branch.request.state,
+                    (
+                        branch.features[torch.from_numpy(above).to(branch.features.device)],
+                        branch.tokens[index],
+                    ),
+                    np.full(len(level.parents), branch.length - 1 + depth, dtype=np.int64),
+                    _place(branch, level),
+                )
+            )
+        for branch, features in zip(branches, self._runner.run(rows), strict=True):
+            branch.features = features
+            branch.parents = branch.request.plan.levels[depth].parents
+
+    def _fill_depth(self, depth: int, branches: Sequence[_Branch]) -> None:
+        """Score the rows of all trees; set the tokens one depth below."""
+        levels = [branch.request.plan.levels[depth] for branch in branches]
+        features = torch.cat([branch.features for branch in branches])
+        width = max(level.width for level in levels)
+        best = self.module.hot_ids[stable_top_k(self.module.logits(0, features), width)[1]]
+        parts = torch.split(best, [len(branch.features) for branch in branches])
+        for branch, level, part in zip(branches, levels, parts, strict=True):
+            set_children(branch.tokens, level, part, level.parent_rows)
+
+    def _ids(self, tokens: Sequence[int]) -> Tensor:
+        return torch.tensor(list(tokens), dtype=torch.int64, device=self._embedding.device)
+
+
+def _start(request: DraftRequest, tokens: Tensor) -> _Branch:
+    state: BlockState = request.state
+    root = np.zeros(1, dtype=np.int64)
+    return _Branch(request, tokens, state.cache.length, {}, state.feature, root)
+
+
+def _place(branch: _Branch, level: Level) -> npt.NDArray[np.bool_]:
+    """Give rows to the parents of a level; what each sees: the text, its path and itself."""
+    first = len(branch.row_of)
+    for node in level.parents.tolist():
+        branch.row_of[node] = len(branch.row_of)
+    mask = np.zeros((len(level.parents), branch.length + len(branch.row_of)), dtype=np.bool_)
+    mask[:, : branch.length] = True
+    for row, path in enumerate(level.paths.tolist()):
+        for node in path[1:]:
+            mask[row, branch.length + branch.row_of[node]] = True
+        assert mask[row, branch.length + first + row]  # noqa: S101 - a row sees itself
+    return mask
