@@ -65,7 +65,7 @@ def write_gguf(
     arch: str = "llama",
     quantised: tuple[str, ...] = (),
     pre: str = "smollm",
-    extra: dict[str, int | str | list[int]] | None = None,
+    extra: dict[str, int | float | str | list[int]] | None = None,
 ) -> None:
     """Write tensors as F32, those of ``quantised`` as Q8_0; q and k permuted for ``llama``."""
     writer = gguf.GGUFWriter(path, arch)
@@ -84,6 +84,8 @@ def write_gguf(
             writer.add_array(key, value)
         elif isinstance(value, str):
             writer.add_string(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
         else:
             writer.add_uint32(key, value)
     for name, values in tensors.items():

@@ -1,5 +1,6 @@
 """Weights of GGUF files: the same values in the Hugging Face order, or a clear refusal."""
 
+import math
 from pathlib import Path
 
 import gguf
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 from gguf import quants
 
+from entmtp.decoder.rope import RopeScaling
 from entmtp.errors import CheckpointError, UnsupportedModelError
-from entmtp.target.weights import iter_tensors, read_config
+from entmtp.target.weights import iter_tensors, read_config, tensor_shapes
 from tiny_gguf import (
     HEAD_DIM,
     HEADS,
@@ -20,6 +22,12 @@ from tiny_gguf import (
     write_gguf,
 )
 
+ROPE = "llama.rope."
+YARN: dict[str, float | str] = {
+    ROPE + "scaling.type": "yarn",
+    ROPE + "scaling.factor": 8.0,
+    ROPE + "scaling.original_context_length": 32,
+}
 HF_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -117,14 +125,28 @@ def test_qwen3_has_its_norms(tmp_path: Path) -> None:
     [
         ("gemma2", {}, "architecture 'gemma2' is not supported; supported are llama"),
         ("llama", {"llama.expert_count": 8}, "mixture of 8 experts"),
-        ("llama", {"llama.rope.scaling.type": "yarn"}, "scaling of type 'yarn'"),
+        ("qwen3next", {}, "model type 'qwen3next' .* a tree cannot be verified; .* qwen3"),
+        ("nemotron_h", {}, "cannot be rolled back to before a rejected draft"),
+        ("lfm2", {}, "cannot be rolled back to before a rejected draft"),
+        ("llama", {ROPE + "scaling.type": "longrope"}, "type 'longrope' .* 'linear', 'yarn' and"),
+        ("llama", {ROPE + "scaling.alpha": 1000.0}, r"scaling.alpha = 1000\.0 is not supported"),
+        (
+            "llama",
+            {**YARN, ROPE + "scaling.yarn_log_multiplier": 0.1},
+            r"yarn_log_multiplier = 0\.1",
+        ),
+        (
+            "llama",
+            {ROPE + "scaling.factor": 2.0, ROPE + "scaling.attn_factor": 1.5},
+            r"attn_factor = 1\.5 with rotary scaling of type 'linear'",
+        ),
         ("llama", {"split.count": 2}, "merge the parts"),
         ("llama", {"llama.attention.key_length": 16}, "8 of 16 head dimensions"),
         ("llama", {"llama.attention.key_length": [8, 16]}, "differs from layer to layer"),
     ],
 )
 def test_refuses_what_it_would_decode_wrongly(
-    arch: str, extra: dict[str, int | str | list[int]], message: str, tmp_path: Path
+    arch: str, extra: dict[str, int | float | str | list[int]], message: str, tmp_path: Path
 ) -> None:
     """The message names the feature and what is supported."""
     path = tmp_path / "m.gguf"
@@ -133,11 +155,118 @@ def test_refuses_what_it_would_decode_wrongly(
         read_config(path)
 
 
-def test_refuses_llama3_frequencies(tmp_path: Path) -> None:
-    """Llama 3.1 states its rotary scaling as a tensor."""
+# -- rotary scaling --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("extra", "scaling", "window"),
+    [
+        ({ROPE + "scaling.type": "none", ROPE + "scaling.factor": 4.0}, None, 128),
+        ({ROPE + "scaling.factor": 1.0}, None, 128),
+        ({ROPE + "scaling.factor": 2.5}, RopeScaling("linear", 2.5), 320),
+        ({ROPE + "scale_linear": 4.0}, RopeScaling("linear", 4.0), 512),
+        (
+            {
+                ROPE + "scaling.type": "linear",
+                ROPE + "scaling.factor": 4.0,
+                ROPE + "scaling.original_context_length": 20,
+            },
+            RopeScaling("linear", 4.0),
+            128,
+        ),
+        (
+            YARN,
+            RopeScaling("yarn", 8.0, 32, attention_factor=0.1 * math.log(8) + 1),
+            256,
+        ),
+        (
+            {
+                ROPE + "scaling.type": "yarn",
+                ROPE + "scaling.factor": 2.0,
+                ROPE + "scaling.attn_factor": 0.75,
+                ROPE + "scaling.yarn_beta_fast": 16.0,
+                ROPE + "scaling.yarn_beta_slow": 2.0,
+                ROPE + "scaling.yarn_ext_factor": 1.0,
+            },
+            RopeScaling(
+                "yarn",
+                2.0,
+                128,
+                beta_fast=16,
+                beta_slow=2,
+                attention_factor=0.75 * (0.1 * math.log(2) + 1),
+            ),
+            256,
+        ),
+        ({**YARN, "llama.attention.sliding_window": 100}, "any", 100),
+    ],
+)
+def test_rotary_scaling_comes_from_metadata(
+    extra: dict[str, float | str], scaling: object, window: int, tmp_path: Path
+) -> None:
+    """As llama.cpp means it: a factor alone is linear, and attn_factor is beside yarn's own."""
     path = tmp_path / "m.gguf"
-    write_gguf(path, {**make_tensors(), "rope_freqs.weight": np.ones(4, dtype=np.float32)})
-    with pytest.raises(UnsupportedModelError, match="llama3"):
+    write_gguf(path, make_tensors(), extra={**extra})
+    config = read_config(path)
+    assert scaling in ("any", config.rope_scaling)
+    assert config.context_window == window
+    assert config.is_window_capped == (window == 100)
+
+
+def test_frequency_divisors_come_from_their_tensor(tmp_path: Path) -> None:
+    """Llama 3.1 states its scaling as rope_freqs.weight, which is no weight of the target."""
+    path, divisors = tmp_path / "m.gguf", np.array([1, 1.5, 4, 8], dtype=np.float32)
+    write_gguf(path, {**make_tensors(), "rope_freqs.weight": divisors})
+    config = read_config(path)
+    assert config.rope_scaling == RopeScaling("divisors", divisors=(1.0, 1.5, 4.0, 8.0))
+    assert config.context_window == 128
+    names = [name for name, _ in iter_tensors(path, config)]
+    assert sorted(names) == sorted(tensor_shapes(config))
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({ROPE + "scaling.type": "yarn"}, r"llama\.rope\.scaling\.factor is missing"),
+        ({ROPE + "scaling.factor": 0.0}, r"llama\.rope\.scaling\.factor is 0\.0"),
+        ({ROPE + "scaling.factor": math.nan}, "factor is nan, but must be a number above 0"),
+        ({ROPE + "scaling.factor": "two"}, "factor is 'two'"),
+        ({ROPE + "freq_base": -1.0}, r"llama\.rope\.freq_base is -1\.0"),
+        ({**YARN, ROPE + "scaling.attn_factor": -1.0}, r"attn_factor is -1\.0"),
+        ({**YARN, ROPE + "scaling.yarn_beta_fast": 0.5}, r"beta_fast is 0\.5"),
+        ({**YARN, ROPE + "freq_base": 1.0}, "but yarn needs one above 1"),
+        ({**YARN, ROPE + "scaling.original_context_length": 0}, "original_context_length is 0"),
+        ({"llama.attention.sliding_window": 0}, "sliding_window is 0, not a positive integer"),
+    ],
+)
+def test_refuses_senseless_rotary_values(
+    extra: dict[str, float | str], message: str, tmp_path: Path
+) -> None:
+    """Key and value are named; damage is not taken for an unsupported model."""
+    path = tmp_path / "m.gguf"
+    write_gguf(path, make_tensors(), extra={**extra})
+    with pytest.raises(CheckpointError, match=message) as error:
+        read_config(path)
+    assert error.type is CheckpointError
+
+
+@pytest.mark.parametrize(
+    ("divisors", "extra", "message"),
+    [
+        ([1, 2, 3], {}, r"shape \(3,\), but heads of 8 dimensions ask for \(4,\)"),
+        ([1, 2, 0, 4], {}, r"rope_freqs\.weight holds 0\.0"),
+        ([1, 2, math.nan, 4], {}, r"rope_freqs\.weight holds nan"),
+        ([1, 2, 3, 4], {ROPE + "scaling.factor": 2.0}, "together with .* type 'linear'"),
+    ],
+)
+def test_refuses_divisors_that_do_not_fit(
+    divisors: list[float], extra: dict[str, float | str], message: str, tmp_path: Path
+) -> None:
+    """One number above 0 for each pair, and no other scaling beside them."""
+    path = tmp_path / "m.gguf"
+    tensors = {**make_tensors(), "rope_freqs.weight": np.array(divisors, dtype=np.float32)}
+    write_gguf(path, tensors, extra={**extra})
+    with pytest.raises(CheckpointError, match=message):
         read_config(path)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from entmtp.errors import CheckpointError, UnsupportedModelError
-from entmtp.target.weights import iter_tensors, read_config, tensor_shapes, write_model
+from entmtp.target.hf_config import config_from_dict, config_to_dict
+from entmtp.target.weights import (
+    is_extra_module,
+    iter_tensors,
+    read_config,
+    tensor_shapes,
+    write_model,
+)
+from fakes import tiny_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 48,
@@ -135,8 +144,9 @@ def test_absent_keys_take_the_defaults_of_the_family(tmp_path: Path) -> None:
         assert ours.rms_norm_eps == theirs.rms_norm_eps
         assert ours.tie_embeddings == theirs.tie_word_embeddings
         assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
-        window = getattr(theirs, "sliding_window", None) or theirs.max_position_embeddings
-        assert ours.context_window == window
+        window = getattr(theirs, "sliding_window", None)
+        assert ours.sliding_window == window
+        assert ours.context_window == (window or theirs.max_position_embeddings)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +175,24 @@ def test_absent_keys_take_the_defaults_of_the_family(tmp_path: Path) -> None:
             },
             16,
         ),
+        (
+            {
+                "model_type": "qwen3",
+                "sliding_window": 16,
+                "use_sliding_window": True,
+                "max_window_layers": 0,
+                "layer_types": ["full_attention", "full_attention"],
+            },
+            64,
+        ),
+        (
+            {
+                "model_type": "llama",
+                "sliding_window": 16,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            16,
+        ),
     ],
 )
 def test_sliding_window_caps_the_context(
@@ -172,18 +200,53 @@ def test_sliding_window_caps_the_context(
 ) -> None:
     """Only where some layer really slides; within the window full attention is the same."""
     edit_config(folder, **changes)
-    assert read_config(folder).context_window == window
+    config = read_config(folder)
+    assert config.context_window == window
+    assert config.is_window_capped == (window == 16)
+
+
+def test_written_config_keeps_the_sliding_window(folder: Path) -> None:
+    """All families that can say so do; llama cannot, and is not written."""
+    for family in ("mistral", "qwen2", "qwen3", "mimo"):
+        edit_config(
+            folder,
+            model_type=family,
+            sliding_window=16,
+            use_sliding_window=True,
+            layer_types=["full_attention", "sliding_attention"],
+        )
+        config = read_config(folder)
+        assert config_from_dict(config_to_dict(config), folder) == config
+    edit_config(folder, model_type="llama")
+    with pytest.raises(
+        CheckpointError, match=r"llama config\.json cannot state sliding_window = 16"
+    ):
+        config_to_dict(read_config(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"family": "qwen2", "qkv_bias": True, "o_bias": True}, "qwen2 .* state o_bias = True"),
+        ({"family": "mistral", "qkv_bias": True}, "mistral .* state qkv_bias = True"),
+        ({"family": "llama", "qkv_bias": True}, "llama .* state o_bias = False"),
+        ({"family": "mimo", "mlp_bias": True}, "mimo .* state mlp_bias = True"),
+        ({"family": "llama", "qk_norm": True}, "llama .* state qk_norm = True"),
+    ],
+)
+def test_refuses_to_write_what_the_family_cannot_state(
+    changes: dict[str, Any], message: str
+) -> None:
+    """What is written means, when read again, the same model."""
+    with pytest.raises(CheckpointError, match=message):
+        config_to_dict(tiny_config(**changes))
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"model_type": "gemma2"}, ["'gemma2'", "llama, mistral, qwen2, qwen3"]),
-        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, ["'llama3'", "none"]),
-        (
-            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None},
-            ["'linear'"],
-        ),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, ["'chunked_attention' layers"]),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["'full_attention'"]),
         ({"partial_rotary_factor": 0.5}, ["0.5", "supported is 1"]),
         ({"quantization_config": {"quant_method": "awq"}}, ["awq", "GGUF"]),
@@ -203,12 +266,62 @@ def test_refuses_what_it_would_decode_wrongly(
 
 
 @pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"layer_types": ["linear_attention", "full_attention"]}, "'linear_attention' layers"),
+        ({"model_type": "qwen3", "layer_types": ["conv"]}, "a model with 'conv' layers"),
+        ({"model_type": "lfm2", "layer_types": ["conv"]}, "a model with 'conv' layers"),
+        *(
+            ({"model_type": name}, f"model type '{name}'")
+            for name in (
+                *("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"),
+                *("nemotron_h", "mamba", "mamba2", "falcon_mamba", "falcon_h1", "jamba", "bamba"),
+                *("zamba2", "lfm2", "lfm2_moe", "recurrent_gemma", "rwkv", "minimax"),
+                *("granitemoehybrid", "kimi_linear", "olmo_hybrid", "xlstm"),
+            )
+        ),
+    ],
+)
+def test_refuses_recurrent_layers_with_the_reason(
+    changes: dict[str, Any], what: str, folder: Path
+) -> None:
+    """A tree is verified by dropping rows, and a recurrent state has none."""
+    edit_config(folder, **changes)
+    with pytest.raises(UnsupportedModelError) as error:
+        read_config(folder)
+    words = (what, "cannot be rolled back", "so a tree cannot be verified", "llama, mistral, qwen2")
+    assert all(word in str(error.value) for word in words)
+    assert "\n" not in str(error.value)
+
+
+def test_takes_no_other_model_for_a_recurrent_one(folder: Path) -> None:
+    """Names that only begin alike get the general message."""
+    for name in ("minimax_m2", "qwen3_moe", "mimo_v2_flash", "nemotron", "falcon", "granite"):
+        edit_config(folder, model_type=name)
+        with pytest.raises(UnsupportedModelError, match=f"model type '{name}' is not supported; "):
+            read_config(folder)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"hidden_size": "32"}, "hidden_size is '32'"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
         ({"head_dim": 7}, "head size 7 is odd"),
         ({"model_type": None}, "names no model_type"),
+        ({"layer_types": "full_attention"}, "layer_types is 'full_attention', not a list"),
+        ({"layer_types": [1]}, r"layer_types is \[1\], not a list"),
+        ({"num_nextn_predict_layers": -1}, "num_nextn_predict_layers is -1, not a number"),
+        ({"num_nextn_predict_layers": True}, "num_nextn_predict_layers is True"),
+        ({"rms_norm_eps": "tiny"}, "rms_norm_eps is 'tiny', but must be a number above 0"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": None},
+            "max_window_layers is None, not an integer",
+        ),
+        (
+            {"model_type": "qwen2", "layer_types": ["sliding_attention"], "sliding_window": None},
+            "sliding_window is None, not a positive integer",
+        ),
         ({"rope_parameters": {"rope_theta": -1}}, "rope_theta is -1"),
     ],
 )
@@ -267,6 +380,75 @@ def test_ignores_known_buffers(folder: Path) -> None:
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     edit_tensors(folder, lambda t: t.update({name: torch.zeros(4)}))
     assert name not in dict(iter_tensors(folder, read_config(folder)))
+
+
+# -- native multi-token modules --------------------------------------------------------------------
+
+EXTRA = ("model.mtp_layers.0.input_proj.weight", "model.layers.2.eh_proj.weight")
+
+
+@pytest.mark.parametrize("name", EXTRA)
+def test_multi_token_modules_are_no_tensors_of_the_target(name: str, folder: Path) -> None:
+    """Neither unexpected nor yielded, whatever they are stored as; nothing else changes."""
+    expected = dict(iter_tensors(folder, read_config(folder)))
+    edit_tensors(folder, lambda t: t.update({name: torch.zeros(3, dtype=torch.int8)}))
+    edit_config(folder, num_nextn_predict_layers=1)
+    config = read_config(folder)
+    assert config.num_mtp_modules == 1
+    assert dict(iter_tensors(folder, config)).keys() == expected.keys()
+
+
+@pytest.mark.parametrize("name", EXTRA)
+@pytest.mark.parametrize("stated", [0, None])
+def test_modules_that_the_config_does_not_state_are_unexpected(
+    name: str, stated: int | None, folder: Path
+) -> None:
+    """A model cut from a deeper one is refused, as its config says nothing of such modules."""
+    edit_tensors(folder, lambda t: t.update({name: torch.zeros(3)}))
+    edit_config(folder, num_nextn_predict_layers=stated)
+    with pytest.raises(CheckpointError, match=f"holds {name}, which a llama model of its config"):
+        iter_tensors(folder, read_config(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_extra"),
+    [
+        ("model.layers.1.mlp.up_proj.weight", False),
+        ("model.layers.2.mlp.up_proj.weight", True),
+        ("model.layers.3.shared_head.norm.weight", True),
+        ("model.layers.4.mlp.up_proj.weight", False),
+        ("model.mtp_layers.0.final_layernorm.weight", True),
+        ("model.mtp_layers.1.final_layernorm.weight", True),
+        ("model.mtp_layers.2.final_layernorm.weight", False),
+        ("model.layers.2", False),
+        ("model.layers.x.mlp.up_proj.weight", False),
+        ("layers.2.mlp.up_proj.weight", False),
+        ("model.norm.weight", False),
+    ],
+)
+def test_as_many_modules_as_the_config_states(name: str, is_extra: bool) -> None:
+    """Those after the last layer, and those of a list of their own, up to the stated number."""
+    assert is_extra_module(name, tiny_config(num_layers=2, num_mtp_modules=2)) == is_extra
+    assert not is_extra_module(name, tiny_config(num_layers=2))
+
+
+@pytest.mark.parametrize("bias", [None, True, False])
+def test_mimo_is_a_qwen2_with_its_own_name(bias: bool | None, tmp_path: Path) -> None:
+    """The same weights and sizes; biases unless the config says otherwise."""
+    make_model("qwen2").save_pretrained(tmp_path)
+    theirs = read_config(tmp_path)
+    edit_config(tmp_path, model_type="mimo", num_nextn_predict_layers=1)
+    if bias is not None:
+        edit_config(tmp_path, attention_bias=bias)
+    if bias is False:
+        edit_tensors(tmp_path, lambda t: [t.pop(n) for n in list(t) if n.endswith(".bias")])
+    config = read_config(tmp_path)
+    changes = {"family": "mimo", "num_mtp_modules": 1, "qkv_bias": bias is not False}
+    assert config == replace(theirs, **changes)
+    assert dict(iter_tensors(tmp_path, config)).keys() == tensor_shapes(config).keys()
+    data = config_to_dict(config)
+    assert (data["architectures"], data["model_type"]) == (["MiMoForCausalLM"], "mimo")
+    assert config_from_dict(data, tmp_path) == config
 
 
 def test_tied_model_may_carry_an_equal_head(folder: Path) -> None:

@@ -70,18 +70,20 @@ def inverse_frequencies(config: _RotaryConfig) -> Tensor:
     if scaling.kind == "llama3":
         return _llama3(frequency, scaling)
     if scaling.kind == "yarn":
-        return _yarn(frequency, scaling, config.rope_theta)
+        stretched = 1.0 / (scaling.factor * config.rope_theta**exponent)
+        return _yarn(frequency, stretched, scaling, config.rope_theta)
     return frequency / torch.tensor(scaling.divisors, dtype=torch.float32)
 
 
 def _llama3(frequency: Tensor, scaling: RopeScaling) -> Tensor:
-    turns = scaling.original_context * frequency / (2 * math.pi)
+    turns = scaling.original_context / (2 * math.pi / frequency)  # rounded as in transformers
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - kept) * frequency / scaling.factor + kept * frequency
 
 
-def _yarn(frequency: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
+def _yarn(frequency: Tensor, stretched: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
+    """Blend of plain and divided frequencies, rounded as in transformers."""
     dim = 2 * len(frequency)
 
     def pair_that_turns(times: float) -> float:
@@ -92,9 +94,11 @@ def _yarn(frequency: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
-    width = high - low if high != low else 0.001
-    divided = ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
-    return frequency / scaling.factor * divided + frequency * (1 - divided)
+    if low == high:
+        high += 0.001
+    divided = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
+    kept = 1 - divided
+    return stretched * (1 - kept) + frequency * kept
 
 
 class RotationTable:

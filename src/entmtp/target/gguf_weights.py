@@ -4,14 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from entmtp.errors import CheckpointError, UnsupportedModelError
 from entmtp.target.base import TargetConfig
 from entmtp.target.gguf_file import GGUFFile, dequantise, read_gguf
+from entmtp.target.gguf_rope import ROPE_TENSORS, decimal, gguf_rope
 from entmtp.target.hf_config import check_sizes
+from entmtp.target.recurrent import refuse_recurrent
 
 __all__ = ["gguf_config", "gguf_shapes", "gguf_tensors"]
 
@@ -49,6 +50,8 @@ def gguf_config(file: GGUFFile) -> TargetConfig:
     hidden = _size(file, f"{family}.embedding_length")
     head_dim = _size(file, f"{family}.attention.key_length", hidden // heads)
     positions = _size(file, f"{family}.context_length")
+    rope = gguf_rope(file, family, head_dim, positions)
+    window = _sliding_window(file, family)
     names = file.tensors
     config = TargetConfig(
         family=family,
@@ -59,9 +62,11 @@ def gguf_config(file: GGUFFile) -> TargetConfig:
         num_heads=heads,
         num_kv_heads=_size(file, f"{family}.attention.head_count_kv", heads),
         head_dim=head_dim,
-        context_window=min(positions, _size(file, f"{family}.attention.sliding_window", 1 << 62)),
-        rms_norm_eps=_decimal(file, f"{family}.attention.layer_norm_rms_epsilon", 1e-6),
-        rope_theta=_decimal(file, f"{family}.rope.freq_base", 10000.0),
+        context_window=min(rope.positions, window or rope.positions),
+        sliding_window=window,
+        rms_norm_eps=decimal(file, f"{family}.attention.layer_norm_rms_epsilon", 1e-6),
+        rope_theta=rope.theta,
+        rope_scaling=rope.scaling,
         qkv_bias=family == "qwen2" or "blk.0.attn_q.bias" in names,
         o_bias="blk.0.attn_output.bias" in names,
         mlp_bias="blk.0.ffn_down.bias" in names,
@@ -73,12 +78,12 @@ def gguf_config(file: GGUFFile) -> TargetConfig:
 
 
 def gguf_shapes(file: GGUFFile) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor under its Hugging Face name; unknown names stay as they are."""
-    return {_hf_name(name): file.shape(name) for name in file.tensors}
+    """Shape of every weight under its Hugging Face name; unknown names stay as they are."""
+    return {_hf_name(name): file.shape(name) for name in file.tensors if name not in ROPE_TENSORS}
 
 
 def gguf_tensors(path: Path, config: TargetConfig) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in float32, one at a time, its rows in the Hugging Face order.
+    """Every weight in float32, one at a time, its rows in the Hugging Face order.
 
     Raises:
         UnsupportedModelError: a tensor's type cannot be dequantised.
@@ -86,6 +91,8 @@ def gguf_tensors(path: Path, config: TargetConfig) -> Iterator[tuple[str, Tensor
     file = read_gguf(path)
     interleaved = file.metadata.get("general.architecture") == "llama"
     for stored in file.tensors:
+        if stored in ROPE_TENSORS:
+            continue
         name = _hf_name(stored)
         values = torch.from_numpy(dequantise(file, stored))
         if interleaved and ".self_attn.q_proj." in name:
@@ -120,6 +127,7 @@ def _hf_name(name: str) -> str:
 
 def _architecture(file: GGUFFile) -> str:
     name = file.metadata.get("general.architecture")
+    refuse_recurrent(str(name), (), file.path, _ARCHITECTURES)
     if name not in _ARCHITECTURES:
         raise UnsupportedModelError(
             f"{file.path}: GGUF architecture {name!r} is not supported; "
@@ -141,14 +149,6 @@ def _refuse_unsupported(file: GGUFFile, family: str) -> None:
             f"{file.path}: one part of a GGUF file split into {get('split.count')} is not "
             "supported; merge the parts into one file first"
         )
-    scaling = get(f"{family}.rope.scaling.type", "none")
-    if "rope_freqs.weight" in file.tensors:
-        scaling = "llama3 (rope_freqs.weight)"
-    if scaling != "none":
-        raise UnsupportedModelError(
-            f"{file.path}: rotary scaling of type {scaling!r} is not supported; "
-            "supported are models without rotary scaling"
-        )
     rotated = get(f"{family}.rope.dimension_count")
     heads = _size(file, f"{family}.attention.head_count")
     hidden = _size(file, f"{family}.embedding_length")
@@ -158,6 +158,12 @@ def _refuse_unsupported(file: GGUFFile, family: str) -> None:
             f"{file.path}: rotary positions on {rotated} of {head_dim} head dimensions are not "
             "supported; supported are models that rotate all"
         )
+
+
+def _sliding_window(file: GGUFFile, family: str) -> int | None:
+    """Positions that the layers look back on, where the file limits them."""
+    key = f"{family}.attention.sliding_window"
+    return _size(file, key) if key in file.metadata else None
 
 
 def _vocab_size(file: GGUFFile) -> int:
@@ -180,9 +186,3 @@ def _size(file: GGUFFile, key: str, default: int | None = None) -> int:
             f"{file.path}: {key} is {value!r}, not a positive integer: fetch the file again"
         )
     return value
-
-
-def _decimal(file: GGUFFile, key: str, default: float) -> float:
-    """A float32 as the decimal it was written from: 1e-05, not 9.999999747378752e-06."""
-    value = file.metadata.get(key, default)
-    return float(str(np.float32(value)))

@@ -4,15 +4,18 @@ Defaults of absent keys are those of the family's configuration class in transfo
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from entmtp.errors import CheckpointError, UnsupportedModelError
 from entmtp.target.base import TargetConfig
+from entmtp.target.hf_rope import positive_number, read_rope, rope_to_dict
+from entmtp.target.recurrent import refuse_recurrent
 
 __all__ = ["FAMILIES", "check_sizes", "config_from_dict", "config_to_dict"]
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mimo")
 """Model types that the reference target decodes."""
 
 _ARCHITECTURES = {
@@ -20,12 +23,13 @@ _ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "mimo": "MiMoForCausalLM",
 }
-_DEFAULT_CONTEXT = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
-_DEFAULT_KV_HEADS = {"llama": None, "mistral": 8, "qwen2": 32, "qwen3": 32}
-_DEFAULT_HEAD_DIM = {"llama": None, "mistral": None, "qwen2": None, "qwen3": 128}
-_DEFAULT_ROPE_THETA = 10000.0
+_DEFAULT_CONTEXT = {"llama": 2048, "mistral": 131072}  # of the Qwen classes: 32768
+_DEFAULT_KV_HEADS = {"llama": None, "mistral": 8}  # of the Qwen classes: 32
+_DEFAULT_HEAD_DIM = {"qwen3": 128}
 _DEFAULT_WINDOW = 4096
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 _MOE_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -44,7 +48,10 @@ def config_from_dict(data: Mapping[str, Any], source: Path) -> TargetConfig:
     num_heads = _size(data, "num_attention_heads", source)
     hidden_size = _size(data, "hidden_size", source)
     num_layers = _size(data, "num_hidden_layers", source)
-    attention_bias = family in ("llama", "qwen3") and bool(data.get("attention_bias", False))
+    positions = _size(data, "max_position_embeddings", source, _DEFAULT_CONTEXT.get(family, 32768))
+    rope = read_rope(data, positions, source)
+    window = _sliding_window(data, family, num_layers, source)
+    qkv_bias, o_bias, mlp_bias = _biases(data, family)
     config = TargetConfig(
         family=family,
         vocab_size=_size(data, "vocab_size", source),
@@ -52,18 +59,21 @@ def config_from_dict(data: Mapping[str, Any], source: Path) -> TargetConfig:
         intermediate_size=_size(data, "intermediate_size", source),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=_size(data, "num_key_value_heads", source, _DEFAULT_KV_HEADS[family])
+        num_kv_heads=_size(data, "num_key_value_heads", source, _DEFAULT_KV_HEADS.get(family, 32))
         or num_heads,
-        head_dim=_size(data, "head_dim", source, _DEFAULT_HEAD_DIM[family])
+        head_dim=_size(data, "head_dim", source, _DEFAULT_HEAD_DIM.get(family))
         or hidden_size // num_heads,
-        context_window=_context_window(data, family, num_layers, source),
-        rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
-        rope_theta=_rope_theta(data, source),
-        qkv_bias=attention_bias or family == "qwen2",
-        o_bias=attention_bias,
-        mlp_bias=family == "llama" and bool(data.get("mlp_bias", False)),
+        context_window=min(rope.positions, window or rope.positions),
+        sliding_window=window,
+        rms_norm_eps=positive_number(data, "rms_norm_eps", source, 1e-6),
+        rope_theta=rope.theta,
+        rope_scaling=rope.scaling,
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        mlp_bias=mlp_bias,
         qk_norm=family == "qwen3",
         tie_embeddings=bool(data.get("tie_word_embeddings", False)),
+        num_mtp_modules=_num_mtp_modules(data, source),
     )
     check_sizes(config, source)
     return config
@@ -91,19 +101,8 @@ def config_to_dict(config: TargetConfig) -> dict[str, Any]:
     """Turn sizes into a ``config.json`` that transformers and :func:`config_from_dict` read.
 
     Raises:
-        CheckpointError: the family's configuration class cannot express the biases.
+        CheckpointError: a config.json of this family cannot state them.
     """
-    attention_bias = config.qkv_bias
-    if config.family in ("mistral", "qwen2"):
-        fits = config.qkv_bias == (config.family == "qwen2") and not config.o_bias
-    else:
-        fits = config.qkv_bias == config.o_bias
-    if not fits or (config.mlp_bias and config.family != "llama"):
-        raise CheckpointError(
-            f"a {config.family} config.json cannot state these biases (query/key/value "
-            f"{config.qkv_bias}, output {config.o_bias}, feed-forward {config.mlp_bias}): "
-            "use the GGUF file itself as the model"
-        )
     data: dict[str, Any] = {
         "architectures": [_ARCHITECTURES[config.family]],
         "model_type": config.family,
@@ -115,29 +114,57 @@ def config_to_dict(config: TargetConfig) -> dict[str, Any]:
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": config.context_window,
         "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        **rope_to_dict(config.rope_theta, config.rope_scaling, config.context_window),
         "tie_word_embeddings": config.tie_embeddings,
     }
-    if config.family in ("llama", "qwen3"):
-        data["attention_bias"] = attention_bias
+    if config.family in ("llama", "qwen3", "mimo"):
+        data["attention_bias"] = config.qkv_bias
     if config.family == "llama":
         data["mlp_bias"] = config.mlp_bias
     else:
-        data["sliding_window"] = None
+        data["sliding_window"] = config.sliding_window
+        if config.sliding_window is not None and config.family != "mistral":
+            data |= {"use_sliding_window": True, "max_window_layers": 0}
+    if config.num_mtp_modules:
+        data["num_nextn_predict_layers"] = config.num_mtp_modules
+    _check_statable(config, config_from_dict(data, Path("config.json")))
     return data
+
+
+def _check_statable(config: TargetConfig, stated: TargetConfig) -> None:
+    """Hold what a config.json says, once read again, against what it should say."""
+    names = [field.name for field in fields(config)]
+    lost = [name for name in names if getattr(config, name) != getattr(stated, name)]
+    if lost:
+        values = ", ".join(f"{name} = {getattr(config, name)!r}" for name in lost)
+        raise CheckpointError(
+            f"a {config.family} config.json cannot state {values}: use the GGUF file itself as "
+            "the model"
+        )
 
 
 def _family(data: Mapping[str, Any], source: Path) -> str:
     family = data.get("model_type")
     if not isinstance(family, str):
         raise CheckpointError(f"{source} names no model_type: fetch the model again")
+    layers = _layer_types(data, source)
+    refuse_recurrent(family, layers, source, FAMILIES)
     if family not in FAMILIES:
         raise UnsupportedModelError(
             f"{source}: model type {family!r} is not supported; supported are {', '.join(FAMILIES)}"
         )
+    other = next((kind for kind in layers if kind not in _LAYER_TYPES), None)
+    if other is not None:
+        raise UnsupportedModelError(
+            f"{source}: {other!r} layers are not supported, because which rows they read is not "
+            f"known here; supported are {' and '.join(_LAYER_TYPES)}"
+        )
+    _refuse_unsupported(data, source)
+    return family
+
+
+def _refuse_unsupported(data: Mapping[str, Any], source: Path) -> None:
     experts = next((key for key in _MOE_KEYS if data.get(key)), None)
     if experts is not None:
         raise UnsupportedModelError(
@@ -156,7 +183,26 @@ def _family(data: Mapping[str, Any], source: Path) -> str:
         raise UnsupportedModelError(
             f"{source}: activation {activation!r} is not supported; supported is 'silu'"
         )
-    return family
+
+
+def _layer_types(data: Mapping[str, Any], source: Path) -> list[str]:
+    """What each layer is, where the file says so."""
+    value = data.get("layer_types")
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(kind, str) for kind in value):
+        raise CheckpointError(
+            f"{source}: layer_types is {value!r}, not a list of names: fetch the model again"
+        )
+    return value
+
+
+def _biases(data: Mapping[str, Any], family: str) -> tuple[bool, bool, bool]:
+    """Whether there are biases on query, key and value, on the output, in the feed-forward part."""
+    stated = bool(data.get("attention_bias", family == "mimo"))
+    both = family in ("llama", "qwen3") and stated
+    only_qkv = family == "qwen2" or (family == "mimo" and stated)
+    return both or only_qkv, both, family == "llama" and bool(data.get("mlp_bias", False))
 
 
 def _size(data: Mapping[str, Any], key: str, source: Path, default: int | None = -1) -> int:
@@ -172,44 +218,39 @@ def _size(data: Mapping[str, Any], key: str, source: Path, default: int | None =
     return value
 
 
-def _rope_theta(data: Mapping[str, Any], source: Path) -> float:
-    """Base of the rotary frequencies; refuses every scaling of them."""
-    rope = dict(data.get("rope_scaling") or {})
-    rope.update(data.get("rope_parameters") or {})
-    nested = [key for key, value in rope.items() if isinstance(value, dict)]
-    kind = nested[0] if nested else rope.get("rope_type", rope.get("type")) or "default"
-    if kind != "default":
-        raise UnsupportedModelError(
-            f"{source}: rotary scaling of type {kind!r} is not supported; "
-            "supported are models without rotary scaling (none or 'default')"
+def _num_mtp_modules(data: Mapping[str, Any], source: Path) -> int:
+    value = data.get("num_nextn_predict_layers")
+    if value is None:
+        return 0
+    if type(value) is not int or value < 0:
+        raise CheckpointError(
+            f"{source}: num_nextn_predict_layers is {value!r}, not a number of modules: "
+            "fetch the model again"
         )
-    partial = rope.get("partial_rotary_factor", data.get("partial_rotary_factor", 1.0))
-    if partial not in (None, 1):
-        raise UnsupportedModelError(
-            f"{source}: a partial_rotary_factor of {partial} is not supported; supported is 1"
-        )
-    theta = rope.get("rope_theta", data.get("rope_theta", _DEFAULT_ROPE_THETA))
-    if not isinstance(theta, int | float) or theta <= 0:
-        raise CheckpointError(f"{source}: rope_theta is {theta!r}: fetch the model again")
-    return float(theta)
+    return value
 
 
-def _context_window(data: Mapping[str, Any], family: str, num_layers: int, source: Path) -> int:
-    """Positions within which attention is full: a sliding window caps them."""
-    positions = _size(data, "max_position_embeddings", source, _DEFAULT_CONTEXT[family])
-    if family == "llama":
-        return positions
-    slides = family == "mistral" or _qwen_slides(data, num_layers)
+def _sliding_window(
+    data: Mapping[str, Any], family: str, num_layers: int, source: Path
+) -> int | None:
+    """Positions that sliding layers look back on, where there are such layers."""
     window = data.get("sliding_window", _DEFAULT_WINDOW)
-    if not slides or window is None:
-        return positions
-    return min(positions, _size({"sliding_window": window}, "sliding_window", source))
+    if "sliding_attention" not in _layer_types(data, source):
+        slides = family == "mistral" or (
+            family != "llama" and _qwen_slides(data, num_layers, source)
+        )
+        if not slides or window is None:
+            return None
+    return _size({"sliding_window": window}, "sliding_window", source)
 
 
-def _qwen_slides(data: Mapping[str, Any], num_layers: int) -> bool:
-    if not data.get("use_sliding_window", False):
+def _qwen_slides(data: Mapping[str, Any], num_layers: int, source: Path) -> bool:
+    """Whether some layers slide by their number, where the file has no list of them."""
+    if not data.get("use_sliding_window", False) or data.get("layer_types") is not None:
         return False
-    layer_types = data.get("layer_types")
-    if layer_types is not None:
-        return "sliding_attention" in layer_types
-    return bool(data.get("max_window_layers", 28) < num_layers)
+    first = data.get("max_window_layers", 28)
+    if type(first) is not int:
+        raise CheckpointError(
+            f"{source}: max_window_layers is {first!r}, not an integer: fetch the model again"
+        )
+    return first < num_layers

@@ -6,6 +6,7 @@ read: which names there are, and the shape of each.
 
 import json
 import os
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ from entmtp.target.gguf_weights import gguf_config, gguf_shapes, gguf_tensors
 from entmtp.target.hf_config import config_from_dict, config_to_dict
 from entmtp.target.json_file import read_json
 
-__all__ = ["iter_tensors", "read_config", "tensor_shapes", "write_model"]
+__all__ = ["is_extra_module", "iter_tensors", "read_config", "tensor_shapes", "write_model"]
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -36,6 +37,7 @@ _DTYPES = {
     torch.bfloat16: "BF16",
     torch.float64: "F64",
 }
+_EXTRA_MODULE = re.compile(r"model\.(layers|mtp_layers)\.([0-9]+)\.")
 _LISTED = 3  # names a message lists before it only counts
 
 
@@ -63,7 +65,7 @@ def iter_tensors(path: Path, config: TargetConfig) -> Iterator[tuple[str, Tensor
     """Yield every weight once, as ``(name, tensor)``, holding no more than one at a time.
 
     Safetensors keep their stored dtype; GGUF tensors are dequantised to float32. The head of a
-    tied model is not yielded.
+    tied model and native multi-token modules are not yielded.
 
     Args:
         path: a Hugging Face folder or a .gguf file.
@@ -92,6 +94,19 @@ def tensor_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     if not config.tie_embeddings:
         shapes[_OUTPUT] = (config.vocab_size, hidden)
     return shapes
+
+
+def is_extra_module(name: str, config: TargetConfig) -> bool:
+    """Whether a tensor is of a native multi-token module, which lies beside the target's own.
+
+    MiMo calls them ``model.mtp_layers.{i}``; DeepSeek and GLM count on after the last layer of the
+    target. Only as many are known as the config states: one layer more is a model that was cut.
+    """
+    match = _EXTRA_MODULE.match(name)
+    if match is None:
+        return False
+    first = config.num_layers if match[1] == "layers" else 0
+    return first <= int(match[2]) < first + config.num_mtp_modules
 
 
 def write_model(
@@ -185,7 +200,7 @@ def _check_safetensors(files: list[Path], config: TargetConfig, source: Path) ->
         with _open_safetensors(file) as reader:
             names: list[str] = list(reader.keys())
             for name in names:
-                if name.endswith(_BUFFERS):
+                if name.endswith(_BUFFERS) or is_extra_module(name, config):
                     continue
                 view = reader.get_slice(name)
                 if view.get_dtype() not in _DTYPES.values():
