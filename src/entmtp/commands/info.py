@@ -3,6 +3,7 @@
 import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import click
@@ -30,7 +31,7 @@ def info(as_json: bool) -> None:
 def _facts() -> dict[str, Any]:
     import torch
 
-    from entmtp.loading.assets import MODELS, home, is_complete
+    from entmtp.loading.assets import MODELS, home
     from entmtp.loading.drafters import shipped_heads
     from entmtp.topology import named_topologies
 
@@ -44,13 +45,26 @@ def _facts() -> dict[str, Any]:
         "backend": f"torch-{'cuda' if has_cuda else 'cpu'} (the only backend of this version)",
         "dtype": "bfloat16" if has_cuda else "float32",
         "home": str(home()),
-        "models": [
-            f"{name} ({'ready' if is_complete(home() / 'models' / name) else 'not pulled'})"
-            for name in MODELS
-        ],
+        "models": [f"{name} ({_state(home() / 'models' / name)})" for name in MODELS],
         "heads": shipped_heads(),
         "topologies": [f"{name} ({t.num_nodes})" for name, t in named_topologies().items()],
     }
+
+
+def _state(folder: Path) -> str:
+    """Whether a model is there, how long its texts may be, and what limits them."""
+    from entmtp.errors import CheckpointError
+    from entmtp.loading.assets import is_complete
+    from entmtp.target.weights import read_config
+
+    if not is_complete(folder):
+        return "not pulled"
+    try:
+        config = read_config(folder)
+    except CheckpointError:
+        return "ready"
+    limit = ", the reach of its sliding window" if config.is_window_capped else ""
+    return f"ready, context window {config.context_window}{limit}"
 
 
 def _version(package: str) -> str:

@@ -358,9 +358,12 @@ class Engine:
         if size == 0:
             raise InputError("the prompt is empty; give it at least one token")
         if size >= window:
+            reason = ""
+            if self.target.config.is_window_capped:
+                reason = ", the reach of the model's sliding window"
             raise InputError(
                 f"the prompt has {size} tokens, but the context window holds {window} with the "
-                "answer; shorten the prompt"
+                f"answer{reason}; shorten the prompt"
             )
         low, high = min(request.prompt), max(request.prompt)
         if low < 0 or high >= self.target.config.vocab_size:
