@@ -10,6 +10,7 @@ from entmtp.commands.chat import chat
 from entmtp.commands.check import check
 from entmtp.commands.demo import demo
 from entmtp.commands.generate import generate
+from entmtp.commands.heads import heads
 from entmtp.commands.info import info
 from entmtp.commands.pull import pull
 from entmtp.commands.train import train
@@ -28,7 +29,7 @@ def cli() -> None:
     """
 
 
-for command in (generate, chat, demo, check, train, pull, info):
+for command in (generate, chat, demo, check, train, heads, pull, info):
     cli.add_command(command)
 
 

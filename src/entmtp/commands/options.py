@@ -29,14 +29,16 @@ _MODEL_OPTIONS = (
         "--model",
         default="smollm2-135m",
         show_default=True,
-        help="A pulled model's name, a Hugging Face folder or id, or a .gguf file.",
+        help="A pulled model's name, a Hugging Face folder or id, or a .gguf file; or heads that "
+        "name their model.",
     ),
     click.option(
         "--drafter",
         default="auto",
         show_default=True,
-        metavar="[auto|hydra|medusa|lookup|none|FILE]",
-        help="Who proposes tokens; none is plain decoding, FILE is a file of heads.",
+        metavar="[auto|hydra|medusa|mtp|lookup|none|PATH]",
+        help="Who proposes tokens; mtp is the module in the model's own checkpoint, none is plain "
+        "decoding, PATH is a file, folder or Hugging Face id of heads.",
     ),
     click.option(
         "--bank", type=click.Path(), default=None, help="A bank file; shipped trees if not given."

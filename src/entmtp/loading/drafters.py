@@ -4,6 +4,7 @@ import logging
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,9 +21,17 @@ from entmtp.drafters.tree_heads import HeadsDrafter
 from entmtp.errors import AssetError, CheckpointError
 from entmtp.loading.assets import resolve_model
 from entmtp.loading.heads_source import HeadsSource, find_heads, native_module
-from entmtp.target.base import Target
+from entmtp.target.base import Target, TargetConfig
 
-__all__ = ["heads_of_source", "load_drafter", "make_drafter", "shipped_heads", "target_facts"]
+__all__ = [
+    "HeadsBase",
+    "heads_of_source",
+    "load_drafter",
+    "make_drafter",
+    "shipped_heads",
+    "source_of",
+    "target_facts",
+]
 
 _SHIPPED_KINDS = ("hydra", "medusa")  # the better one first
 _COMPARED_ROWS = 1024
@@ -31,6 +40,20 @@ _SAME_WEIGHTS, _SAME_MODEL = 1e-2, 0.5
 model's up to quantisation, where those of unrelated models differ by about 1.4."""
 
 _log = logging.getLogger("entmtp")
+
+
+class HeadsBase(Protocol):
+    """What heads are held against: a target, or the outline of one."""
+
+    @property
+    def config(self) -> TargetConfig:
+        """Sizes."""
+
+    def embedding(self) -> Tensor:
+        """``(V, H)`` input embedding."""
+
+    def output_rows(self, ids: Tensor) -> Tensor:
+        """``(len(ids), H)`` rows of the output head."""
 
 
 def load_drafter(heads: str, target: Target, model: str) -> Drafter:
@@ -44,14 +67,14 @@ def load_drafter(heads: str, target: Target, model: str) -> Drafter:
         return EmptyDrafter()
     if heads == "lookup":
         return PromptLookupDrafter()
-    source = _source(heads, model)
+    source = source_of(heads, model)
     if source is None:
         _log.warning("there are no heads for %s: drafting by prompt lookup", model)
         return PromptLookupDrafter()
     return make_drafter(heads_of_source(source, target, model), target)
 
 
-def heads_of_source(source: HeadsSource, target: Target, model: str) -> Heads:
+def heads_of_source(source: HeadsSource, target: HeadsBase, model: str) -> Heads:
     """Read heads and hold them against the target; not yet attached to it.
 
     Args:
@@ -94,7 +117,7 @@ def make_drafter(heads: Heads, target: Target) -> Drafter:
     return HeadsDrafter(heads, target.embedding())
 
 
-def target_facts(target: Target, model: str) -> TargetFacts:
+def target_facts(target: HeadsBase, model: str) -> TargetFacts:
     """What layouts of heads must know of a target."""
     return TargetFacts(model, target.config.vocab_size, target.config)
 
@@ -105,19 +128,32 @@ def shipped_heads() -> list[str]:
     return [f"{file.parent.name}/{file.stem}" for file in files]
 
 
-def _source(heads: str, model: str) -> HeadsSource | None:
-    """Where the heads lie; ``None`` where ``auto`` finds none."""
+def _shipped_source(model: str, kind: str) -> HeadsSource:
+    file = _shipped_heads(model, kind)
+    if file is None:
+        raise CheckpointError(
+            f"no {kind} heads are shipped for {model}; give a file of heads, train some with "
+            "'entmtp train', or draft with 'lookup'"
+        )
+    return HeadsSource(file, (file,))
+
+
+def source_of(heads: str, model: str) -> HeadsSource | None:
+    """Where the heads lie that a user names; ``None`` where ``auto`` finds none.
+
+    Args:
+        heads: ``auto``, ``hydra``, ``medusa``, ``mtp``, a file, a folder or a Hugging Face id.
+        model: whose shipped heads or multi-token module are meant.
+
+    Raises:
+        AssetError: a Hugging Face id could not be fetched.
+        CheckpointError: there are no such heads.
+    """
     if heads == "auto":
         file = next((f for kind in _SHIPPED_KINDS if (f := _shipped_heads(model, kind))), None)
         return _native_module(model) if file is None else HeadsSource(file, (file,))
     if heads in _SHIPPED_KINDS:
-        file = _shipped_heads(model, heads)
-        if file is None:
-            raise CheckpointError(
-                f"no {heads} heads are shipped for {model}; give a file of heads, train some with "
-                "'entmtp train', or draft with 'lookup'"
-            )
-        return HeadsSource(file, (file,))
+        return _shipped_source(model, heads)
     if heads == "mtp":
         source = _native_module(model)
         if source is None:
@@ -146,7 +182,7 @@ def _warn_of_another_base(base: str | None, model: str) -> None:
 
 
 def _check_embedding(
-    path: Path, embedding: Tensor, target: Target, base: str | None, model: str
+    path: Path, embedding: Tensor, target: HeadsBase, base: str | None, model: str
 ) -> None:
     """Hold the copy of the embedding that comes with some heads against the target's."""
     difference = _difference(embedding, target.embedding())
@@ -157,7 +193,7 @@ def _check_embedding(
         )
 
 
-def _with_own_output(parsed: ParsedHeads, target: Target) -> ParsedHeads:
+def _with_own_output(parsed: ParsedHeads, target: HeadsBase) -> ParsedHeads:
     """Keep an output matrix of the file only where it is not the target's."""
     if parsed.output is None:
         return parsed
