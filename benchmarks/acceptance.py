@@ -9,17 +9,13 @@ that a slow spell of the machine hits all alike. Prints a table, then one JSON d
 
 import argparse
 import json
-import platform
-import sys
 from pathlib import Path
-from statistics import median
-
-import torch
 
 import entmtp
 from entmtp.loading.drafters import load_drafter
 from entmtp.loading.loader import POLICIES, make_scheduler
-from entmtp.workload import prompts_digest, read_prompts
+from entmtp.workload import read_prompts
+from paired import Config, decode_paired, encode_prompts, provenance, summary
 
 
 def parse() -> argparse.Namespace:
@@ -51,57 +47,15 @@ def make_engine(base: entmtp.Engine, config: str, model: str) -> entmtp.Engine:
 def run(args: argparse.Namespace) -> dict[str, object]:
     base = entmtp.load(args.model, "none", dtype=args.dtype, threads=args.threads)
     names = args.configs.split(",")
-    engines = {name: make_engine(base, name, args.model) for name in names}
+    configs = {name: Config(make_engine(base, name, args.model)) for name in names}
     records = [record for file in args.prompts for record in read_prompts(file, args.limit)]
     sampling = entmtp.SamplingParams(
         max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=0
     )
-    results: dict[str, list[entmtp.GenerationResult]] = {name: [] for name in names}
-    for engine in engines.values():  # warm-up, not counted
-        engine.generate(base.chat_prompt("Hello"), entmtp.SamplingParams(max_new_tokens=8))
-    for index, record in enumerate(records):
-        prompt = base.chat_prompt(record.turns[0])
-        for shift in range(len(names)):
-            name = names[(index + shift) % len(names)]
-            results[name].append(engines[name].generate(prompt, sampling))
+    results = decode_paired(configs, encode_prompts(base, records), sampling)
     return {
-        "schema": 1,
-        "argv": sys.argv[1:],
-        "entmtp": entmtp.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cpu": platform.processor() or platform.machine(),
-        "device": str(base.target.device),
-        "dtype": str(base.target.dtype),
-        "threads": torch.get_num_threads(),
-        "prompts": len(records),
-        "prompts_digest": prompts_digest(records),
+        **provenance(base, records),
         "configs": {name: summary(results[name], results[names[0]]) for name in names},
-    }
-
-
-def summary(
-    results: list[entmtp.GenerationResult], base: list[entmtp.GenerationResult]
-) -> dict[str, object]:
-    steps = sum(r.stats.num_steps for r in results)
-    accepted = sum(r.stats.num_accepted for r in results)
-    speeds = [r.stats.decode_tokens_per_s for r in results]
-    seconds = sum(r.stats.decode_s for r in results)
-    trees: dict[str, int] = {}
-    for result in results:
-        for name, count in result.stats.topology_steps.items():
-            trees[name] = trees.get(name, 0) + count
-    return {
-        "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
-        "tokens_per_s": sum(r.stats.num_tokens - 1 for r in results) / seconds,
-        "tokens_per_s_median": median(speeds),
-        "tokens_per_s_range": [min(speeds), max(speeds)],
-        "num_tokens": sum(r.stats.num_tokens for r in results),
-        "num_steps": steps,
-        "identical_to_first": sum(
-            a.token_ids == b.token_ids for a, b in zip(results, base, strict=True)
-        ),
-        "topology_steps": trees,
     }
 
 

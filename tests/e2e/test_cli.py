@@ -5,8 +5,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,13 +14,14 @@ from tokenizers import Tokenizer
 
 import entmtp
 import entmtp.loading
-from entmtp.cli import cli, main
+from entmtp.cli import cli
 from entmtp.drafters.checkpoint import save_heads
 from entmtp.drafters.heads import HeadsConfig, build_heads
 from entmtp.engine import Engine
 from entmtp.loading.catalog import MODELS
 from entmtp.target.base import Segment, TargetOutput
 from entmtp.target.llama import LlamaTarget
+from running import Outcome, Run
 from tiny_gguf import make_tensors, write_gguf
 from tiny_model import make_model_folder
 
@@ -59,41 +58,6 @@ MISMATCH = {
     "gap",
     "kind",
 }
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a command left behind."""
-
-    code: int
-    out: str
-    err: str
-
-    def json(self) -> dict[str, object]:
-        """The one JSON object on standard output."""
-        assert self.code == 0, self.err
-        facts = json.loads(self.out)
-        assert isinstance(facts, dict)
-        return facts
-
-
-Run = Callable[..., Outcome]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command line in this process; paths are filled in by ``str.format``."""
-
-    def run_command(line: str, **paths: object) -> Outcome:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as done:
-            main(shlex.split(line.format(**paths)))
-        captured = capsys.readouterr()
-        code = done.value.code
-        assert isinstance(code, int)
-        return Outcome(code, captured.out, captured.err)
-
-    return run_command
 
 
 @pytest.fixture(scope="module")

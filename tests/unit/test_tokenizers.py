@@ -203,3 +203,47 @@ def test_text_that_is_not_unicode_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match="not valid Unicode"):
             encode("a\udcff")
+
+
+def make_vicuna_folder(folder: Path) -> Path:
+    """A sentencepiece tokenizer.model alone, as Llama and Vicuna folders carry it."""
+    from sentencepiece import SentencePieceTrainer
+
+    folder.mkdir(parents=True)
+    text = folder / "text.txt"
+    text.write_text("USER: hello there ASSISTANT: hello, how are you? Quietly polite.\n" * 20)
+    SentencePieceTrainer.train(
+        input=str(text),
+        model_prefix=str(folder / "tokenizer"),
+        vocab_size=60,
+        model_type="bpe",
+        minloglevel=2,
+    )
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings |= {"add_bos_token": True, "tokenizer_class": "LlamaTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return folder
+
+
+def test_a_sentencepiece_model_is_read(tmp_path: Path) -> None:
+    """Ids are those of transformers, with BOS where the folder asks for it."""
+    folder = make_vicuna_folder(tmp_path / "some-llama")
+    ours, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    assert ours.encode("hello there") == theirs("hello there")["input_ids"]
+    assert ours.encode("hello there")[0] == 1
+    assert ours.decode(ours.encode("hello there")) == "hello there"
+    with pytest.raises(InputError, match="no chat template"):
+        ours.encode_chat(CHAT)
+
+
+def test_a_vicuna_folder_has_its_conversation_format(tmp_path: Path) -> None:
+    """System text, USER and ASSISTANT turns, the end token after each answer; no other role."""
+    tokenizer = load_tokenizer(make_vicuna_folder(tmp_path / "vicuna-7b-v1.3"))
+    turns = [("user", "hello there"), ("assistant", "hello"), ("user", "are you polite?")]
+    ids = tokenizer.encode_chat([{"role": r, "content": c} for r, c in turns])
+    text = tokenizer.decode(ids)
+    assert ids[0] == 1 and ids.count(2) == 1
+    assert text.endswith("USER: hello there ASSISTANT: helloUSER: are you polite? ASSISTANT:")
+    with pytest.raises(InputError, match="role system"):
+        tokenizer.encode_chat(CHAT)

@@ -13,6 +13,7 @@ from entmtp.errors import InputError
 
 if TYPE_CHECKING:
     from entmtp.checkpoints.verify import VerifyReport
+    from entmtp.engine import Engine
     from entmtp.loading.heads_source import HeadsSource
 
 __all__ = ["heads"]
@@ -115,7 +116,7 @@ def verify(path: str, model: str | None, **options: Any) -> None:
         source,
         engine.target,
         model,
-        engine.encode(options["prompt"]),
+        _prompt(engine, options["prompt"]),
         num_tokens=options["tokens"],
         num_trees=options["trees"],
         seed=options["seed"],
@@ -145,6 +146,14 @@ def _named_model(source: "HeadsSource") -> str:
     if base is None:
         raise InputError(f"{source.path} does not name its model; give it with --model")
     return base
+
+
+def _prompt(engine: "Engine", text: str) -> tuple[int, ...]:
+    """A user's turn, or raw text where the model has no chat template."""
+    try:
+        return engine.chat_prompt(text)
+    except InputError:
+        return engine.encode(text)
 
 
 def _progress(done: int, total: int) -> None:

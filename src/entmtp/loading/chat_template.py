@@ -21,6 +21,16 @@ from entmtp.tokenizer import Message
 
 __all__ = ["ChatTemplate", "find_template"]
 
+_VICUNA = (
+    "{{ bos_token }}A chat between a curious user and an artificial intelligence assistant. The "
+    "assistant gives helpful, detailed, and polite answers to the user's questions. "
+    "{% for m in messages %}{% if m['role'] == 'user' %}USER: {{ m['content'] }} "
+    "{% elif m['role'] == 'assistant' %}ASSISTANT: {{ m['content'] }}{{ eos_token }}"
+    "{% else %}{{ raise_exception('Vicuna has no turn of the role ' + m['role']) }}{% endif %}"
+    "{% endfor %}ASSISTANT:"
+)
+"""The format that Vicuna 1.1 and later were trained on; their folders carry no template."""
+
 
 class ChatTemplate:
     """A compiled template."""
@@ -71,7 +81,8 @@ class ChatTemplate:
 def find_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
     """The default chat template of a model folder, or None.
 
-    A file of its own comes before the key of tokenizer_config.json, as in transformers.
+    A file of its own comes before the key of tokenizer_config.json, as in transformers. Folders
+    of Vicuna, known by their path, have neither: theirs is built in.
 
     Raises:
         CheckpointError: there are several named templates and none is the default.
@@ -88,7 +99,9 @@ def find_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | No
                 "'default': name one so in tokenizer_config.json"
             )
         return named["default"]
-    return template if isinstance(template, str) else None
+    if isinstance(template, str):
+        return template
+    return _VICUNA if "vicuna" in str(folder.resolve()).lower() else None
 
 
 class _Generation(jinja2.ext.Extension):

@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +162,11 @@ def _through_transformers(path: Path) -> tuple[Any, dict[str, str]]:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         backend = tokenizer.backend_tokenizer
     except Exception as error:  # tokenizers raises plain Exception, transformers many kinds
+        advice = "add its tokenizer.json"
+        if (path / "tokenizer.model").is_file() and find_spec("sentencepiece") is None:
+            advice += ", or read tokenizer.model with: pip install 'entmtp[sentencepiece]'"
         raise CheckpointError(
-            f"no tokenizer can be made from {path} ({_first_line(error)}): add its tokenizer.json"
+            f"no tokenizer can be made from {path} ({_first_line(error)}): {advice}"
         ) from error
     return backend, _special_tokens(tokenizer.special_tokens_map)
 
