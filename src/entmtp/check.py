@@ -228,7 +228,7 @@ class _Checker:
         engine = Engine(
             self._engine.target,
             drafter,
-            FixedScheduler("none", Topology(())),
+            FixedScheduler.plain(),
             self._engine.tokenizer,
             EngineLimits(max_batch_size=len(prompts)),
         )

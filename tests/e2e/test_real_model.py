@@ -1,12 +1,26 @@
 """The promises on the real default model, where it has been pulled."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import entmtp
+from entmtp.check import run_check
 from entmtp.loading.assets import MODELS, home, is_complete
+from entmtp.loading.outline import ModelOutline
+from entmtp.target.weights import read_config
+from published import (
+    Sizes,
+    TargetArrays,
+    hydra_mlp,
+    hydra_prefix_mlp,
+    medusa_v1,
+    mtp_deepseek,
+    mtp_mimo,
+)
 
 NAME = "smollm2-135m"
 PROMPT = "Name three rivers in Europe and say where each of them ends."
@@ -41,6 +55,51 @@ def test_a_tree_changes_nothing(plain: entmtp.GenerationResult, drafter: str) ->
     assert result.token_ids == plain.token_ids
     assert result.text == plain.text
     assert result.stats.num_tokens == 32
+
+
+RANDOM_HEADS = ("medusa", "hydra", "hydra++", "mtp-deepseek", "mtp-mimo")
+
+
+@pytest.fixture
+def random_heads(folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Untrained heads of each kind in the sizes of the model; large, so they go at once."""
+    config = read_config(folder)
+    sizes = Sizes(
+        config.hidden_size,
+        config.vocab_size,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.intermediate_size,
+        config.rope_theta,
+        config.rms_norm_eps,
+    )
+    embedding = ModelOutline(folder).embedding().double().numpy()
+    target, file = TargetArrays(embedding, embedding), tmp_path / "module.safetensors"
+    kind = request.param
+    if kind == "medusa":
+        file = medusa_v1(tmp_path / "heads", sizes, num_heads=2).file
+    elif kind == "hydra":
+        file = hydra_mlp(tmp_path / "heads", sizes, target).file
+    elif kind == "hydra++":
+        file = hydra_prefix_mlp(tmp_path / "heads", sizes, target).file
+    elif kind == "mtp-deepseek":
+        save_file(mtp_deepseek(sizes, config.num_layers, target=target)[0], file)
+    else:
+        save_file(mtp_mimo(sizes, qkv_bias=False)[0], file)
+    yield file
+    file.unlink()
+
+
+@pytest.mark.parametrize("random_heads", RANDOM_HEADS, indirect=True)
+def test_random_heads_change_nothing(random_heads: Path) -> None:
+    """``check`` with random trees at every step, greedy and sampled, alone and in a batch."""
+    engine = entmtp.load(NAME, str(random_heads), dtype="float32", device="cpu")
+    prompts = [(str(i), engine.chat_prompt(PROMPT + "!" * i)) for i in range(2)]
+    report = run_check(engine, prompts, max_new_tokens=8, batch_sizes=(1, 2))
+    assert report.cases == 8
+    assert report.bugs == 0
+    assert report.identical + report.near_ties == report.cases
 
 
 def test_transformers_writes_the_same(folder: Path, plain: entmtp.GenerationResult) -> None:

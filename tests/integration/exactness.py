@@ -19,7 +19,7 @@ from entmtp.target.llama import LlamaTarget
 from entmtp.topology import Topology
 from fakes import ByteTokenizer, ScriptedDrafter, tiny_config
 
-NONE = FixedScheduler("none", Topology(()))
+NONE = FixedScheduler.plain()
 
 
 def random_topology(rng: random.Random, max_nodes: int = 64, max_depth: int = 5) -> Topology:

@@ -67,7 +67,7 @@ def make_engine(noise: float = 0.0) -> Engine:
     return Engine(
         NoisyTarget(target, noise) if noise else target,
         PromptLookupDrafter(),
-        FixedScheduler("none", Topology(())),
+        FixedScheduler.plain(),
         ByteTokenizer(),
     )
 

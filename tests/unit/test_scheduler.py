@@ -113,7 +113,7 @@ def test_fixed_never_changes(entropies: list[float]) -> None:
 def test_policies_state_their_names() -> None:
     """Reports say which rule was used."""
     bank = Bank.shipped()
-    schedulers = (FixedScheduler("none", Topology(())), HysteresisScheduler(bank))
+    schedulers = (FixedScheduler.plain(), HysteresisScheduler(bank))
     assert [scheduler.policy for scheduler in schedulers] == ["fixed", "hysteresis"]
 
 

@@ -243,7 +243,8 @@ def test_a_vicuna_folder_has_its_conversation_format(tmp_path: Path) -> None:
     turns = [("user", "hello there"), ("assistant", "hello"), ("user", "are you polite?")]
     ids = tokenizer.encode_chat([{"role": r, "content": c} for r, c in turns])
     text = tokenizer.decode(ids)
-    assert ids[0] == 1 and ids.count(2) == 1
+    assert ids[0] == 1
+    assert ids.count(2) == 1
     assert text.endswith("USER: hello there ASSISTANT: helloUSER: are you polite? ASSISTANT:")
     with pytest.raises(InputError, match="role system"):
         tokenizer.encode_chat(CHAT)

@@ -24,7 +24,7 @@ from entmtp.target.base import Segment
 from entmtp.target.llama import LlamaTarget
 from entmtp.target.weights import tensor_shapes
 from entmtp.tokenizer import Message
-from entmtp.topology import Topology, named_topologies
+from entmtp.topology import named_topologies
 from entmtp.train import DataConfig, HeadsRecipe, TrainConfig, TrainedHeads, train_heads
 from entmtp.train.batches import (
     IGNORED,
@@ -119,7 +119,7 @@ def recording_engine(target: LlamaTarget, batch_size: int = 4) -> Engine:
     return Engine(
         target,
         RecordingDrafter(),
-        FixedScheduler("none", Topology(())),
+        FixedScheduler.plain(),
         ByteTokenizer(),
         EngineLimits(max_batch_size=batch_size),
     )

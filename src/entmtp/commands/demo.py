@@ -24,13 +24,10 @@ def demo(prompt: str, max_new_tokens: int, **options: Any) -> None:
     from entmtp.drafters.empty import EmptyDrafter
     from entmtp.engine import Engine
     from entmtp.scheduler import FixedScheduler
-    from entmtp.topology import Topology
 
     sampling = SamplingParams(max_new_tokens=max_new_tokens)
     engine = load_engine(options)
-    plain_engine = Engine(
-        engine.target, EmptyDrafter(), FixedScheduler("none", Topology(())), engine.tokenizer
-    )
+    plain_engine = Engine(engine.target, EmptyDrafter(), FixedScheduler.plain(), engine.tokenizer)
     tokens = engine.chat_prompt(prompt)
     warm_up = SamplingParams(max_new_tokens=8)
     plain_engine.generate(tokens, warm_up)

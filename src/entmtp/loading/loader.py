@@ -128,7 +128,7 @@ def make_scheduler(
     if isinstance(drafter, EmptyDrafter):
         if policy == "hysteresis" or topology not in (None, "none", Topology(())):
             raise InputError("the drafter 'none' is plain decoding; trees need another drafter")
-        return FixedScheduler("none", Topology(()))
+        return FixedScheduler.plain()
     if topology is not None:
         if policy == "hysteresis":
             raise InputError("hysteresis chooses among trees; leave out the topology, or use fixed")

@@ -16,6 +16,11 @@ class FixedScheduler:
         """Always choose ``topology``, reported as ``name``."""
         self._decision = SchedulerDecision(name, topology)
 
+    @classmethod
+    def plain(cls) -> "FixedScheduler":
+        """Plain decoding: the empty tree at every step, reported as ``none``."""
+        return cls("none", Topology(()))
+
     def start(self) -> None:
         """No state."""
 

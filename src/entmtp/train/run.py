@@ -19,7 +19,6 @@ from entmtp.params import SamplingParams
 from entmtp.scheduler import FixedScheduler
 from entmtp.target.base import Target
 from entmtp.tokenizer import Tokenizer
-from entmtp.topology import Topology
 from entmtp.train.config import DataConfig, HeadsRecipe
 from entmtp.train.data import Answers, RecordingDrafter, collect_answers, load_answers
 from entmtp.train.prompts import draw_prompts
@@ -173,7 +172,7 @@ def _write_answers(
     engine = Engine(
         target,
         RecordingDrafter(),
-        FixedScheduler("none", Topology(())),
+        FixedScheduler.plain(),
         tokenizer,
         EngineLimits(max_batch_size=config.batch_size),
     )
