@@ -9,7 +9,6 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -240,13 +239,11 @@ def _open_safetensors(file: Path) -> Any:
 
 
 def _read_safetensors(where: Mapping[str, Path]) -> Iterator[tuple[str, Tensor]]:
-    with ExitStack() as stack:
-        readers = {
-            file: stack.enter_context(_open_safetensors(file))
-            for file in dict.fromkeys(where.values())
-        }
-        for name, file in where.items():
-            yield name, readers[file].get_tensor(name)
+    """Tensors are views of a mapped file: one mapping each, and dropping one frees its pages."""
+    for name, file in where.items():
+        with _open_safetensors(file) as reader:
+            tensor = reader.get_tensor(name)
+        yield name, tensor
 
 
 class _WholeFile:
