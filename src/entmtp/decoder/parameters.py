@@ -24,7 +24,9 @@ class BlockParameters(nn.Module):
             elif len(shape) == 1:
                 value = torch.ones(shape)
             else:
-                value = torch.empty(shape).normal_(std=1 / math.sqrt(shape[1]))
+                value = torch.empty(shape)
+                if not value.is_meta:  # drawing on it would import torch's compiler, for seconds
+                    value.normal_(std=1 / math.sqrt(shape[1]))
             self._place(name, nn.Parameter(value))
 
     def build(self) -> DecoderBlock:

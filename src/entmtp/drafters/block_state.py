@@ -87,13 +87,16 @@ class BlockRunner:
     def catch_up(self, states: Sequence[BlockState]) -> None:
         """Read what waits, chunk by chunk, all sequences together."""
         while busy := [state for state in states if state.waiting]:
-            rows = []
+            rows, rests = [], []
             for state in busy:
-                inputs = _take_chunk(state)
+                inputs, rest = _split_waiting(state)
                 positions = np.arange(len(inputs[0]), dtype=np.int64) + state.cache.length
                 rows.append(BlockRows(state, inputs, positions))
-            for state, features in zip(busy, self.run(rows), strict=True):
-                state.feature = features[-1:].clone()
+                rests.append(rest)
+            features = self.run(rows)  # where it fails, the rows still wait
+            for state, rest, read in zip(busy, rests, features, strict=True):
+                state.waiting = rest
+                state.feature = read[-1:].clone()
 
     def run(self, rows: Sequence[BlockRows]) -> list[Tensor]:
         """Features ``(n, H)`` of the rows of each sequence."""
@@ -115,9 +118,8 @@ class BlockRunner:
         return [features[start:stop] for start, stop in ragged.bounds()]
 
 
-def _take_chunk(state: BlockState) -> BlockInputs:
-    """The oldest inputs that wait, at most :data:`CHUNK` rows."""
+def _split_waiting(state: BlockState) -> tuple[BlockInputs, list[BlockInputs]]:
+    """The oldest inputs that wait, at most :data:`CHUNK` rows, and what waits on."""
     joined = tuple(torch.cat(column) for column in zip(*state.waiting, strict=True))
     rest = tuple(column[CHUNK:] for column in joined)
-    state.waiting = [rest] if len(rest[0]) else []
-    return tuple(column[:CHUNK] for column in joined)
+    return tuple(column[:CHUNK] for column in joined), [rest] if len(rest[0]) else []

@@ -65,8 +65,12 @@ def save_heads(heads: Heads, file: Path, target: str, *, quantize: bool = False)
         quantize: store matrices as int8 (symmetric, one scale a row), vectors as they are.
     """
     tensors: dict[str, Tensor] = {}
+    places: set[int] = set()
     for name, value in heads.state_dict().items():
         value = value.detach().cpu().contiguous()
+        if value.untyped_storage().data_ptr() in places:
+            value = value.clone()  # some published heads share a matrix, which the format cannot
+        places.add(value.untyped_storage().data_ptr())
         if quantize and value.dim() == 2:
             scale = value.abs().amax(dim=1).clamp(min=1e-12).to(torch.float32) / 127.0
             tensors[name] = torch.round(value / scale[:, None]).to(torch.int8)
@@ -200,6 +204,12 @@ def _check_tensors(heads: Heads, tensors: Mapping[str, Tensor], file: Path) -> N
                 f"{file}: tensor {name!r} has shape {tuple(value.shape)}, but "
                 f"{tuple(expected[name].shape)} is needed"
             )
+        if name != "hot_ids" and not value.is_floating_point():
+            dtype = str(value.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"{file}: tensor {name!r} is stored as {dtype} without a scale: convert the heads "
+                "again"
+            )
 
 
 def _write_config(config: HeadsConfig) -> dict[str, str]:
@@ -223,13 +233,22 @@ def _parse_config(metadata: dict[str, str], file: Path) -> HeadsConfig:
             block=_parse_block(metadata.get("block")),
             **flags,
         )
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{file}: bad or missing metadata: {error}") from error
     sizes = (config.hidden_size, config.vocab_size, config.num_heads, config.num_layers)
     is_sound = config.kind in KINDS and min(sizes) >= 1 and max(sizes[2:]) <= _MAX_COUNT
+    is_sound = is_sound and (config.block is None or _fits(config.block, config.hidden_size))
     if not is_sound or (config.kind in ("hydra++", "mtp")) != (config.block is not None):
         raise CheckpointError(f"{file}: not a set of {', '.join(KINDS)} heads: {config}")
     return config
+
+
+def _fits(block: BlockConfig, hidden_size: int) -> bool:
+    """Whether a block can be computed, behind rows of the heads' width."""
+    sizes = (block.intermediate_size, block.num_heads, block.num_kv_heads, block.head_dim)
+    is_sound = all(type(size) is int and size >= 1 for size in sizes)
+    is_sound = is_sound and block.num_heads % block.num_kv_heads == block.head_dim % 2 == 0
+    return is_sound and block.hidden_size == hidden_size
 
 
 def _parse_block(text: str | None) -> BlockConfig | None:

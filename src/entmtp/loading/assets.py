@@ -25,6 +25,7 @@ __all__ = [
     "pull_asset",
     "resolve_model",
     "tokenizer_folder",
+    "user_path",
 ]
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -111,7 +112,7 @@ def resolve_model(name_or_path: str, *, download: Callable[[str], str] | None = 
                 f"model {name_or_path} is not in {folder.parent}: run 'entmtp pull {name_or_path}'"
             )
         return folder
-    path = Path(name_or_path).expanduser()
+    path = user_path(name_or_path)
     if _is_there(path) and (path.is_dir() or is_gguf(path)):
         return path
     if _is_there(path):
@@ -122,6 +123,14 @@ def resolve_model(name_or_path: str, *, download: Callable[[str], str] | None = 
         f"there is no model {name_or_path!r}: no such file or folder, and no known name; "
         f"names are {', '.join(MODELS)}"
     )
+
+
+def user_path(text: str) -> Path:
+    """A path as a user writes it; ``~name`` of an unknown user stays as it is."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
 
 
 def tokenizer_folder(model_path: Path) -> Path:

@@ -185,7 +185,14 @@ def _check_embedding(
     path: Path, embedding: Tensor, target: HeadsBase, base: str | None, model: str
 ) -> None:
     """Hold the copy of the embedding that comes with some heads against the target's."""
-    difference = _difference(embedding, target.embedding())
+    own = target.embedding()
+    if embedding.shape != own.shape:
+        raise CheckpointError(
+            f"{path}: the heads carry an embedding of shape {tuple(embedding.shape)}, but that of "
+            f"{model} has {tuple(own.shape)}: use heads made for this model"
+        )
+    rows = _sampled_rows(embedding)
+    difference = _relative(embedding[rows], own[rows.to(own.device)])
     if not difference <= _SAME_MODEL:
         raise CheckpointError(
             f"{path}: the heads carry the embedding of {base or 'another model'}, which is not "
@@ -204,13 +211,6 @@ def _with_own_output(parsed: ParsedHeads, target: HeadsBase) -> ParsedHeads:
     return replace(
         parsed, config=config, tensors={**parsed.tensors, "outputs.0.weight": parsed.output}
     )
-
-
-def _difference(given: Tensor, own: Tensor) -> float:
-    if given.shape != own.shape:
-        return float("inf")
-    rows = _sampled_rows(given)
-    return _relative(given[rows], own[rows.to(own.device)])
 
 
 def _sampled_rows(matrix: Tensor) -> Tensor:

@@ -9,15 +9,15 @@ from typing import Any
 from torch import Tensor
 
 from entmtp.drafters.checkpoint import FORMAT
-from entmtp.drafters.formats.tensor_file import SUFFIXES, read_metadata, read_tensors
+from entmtp.drafters.formats.tensor_file import SUFFIXES, holds_any, read_metadata, read_tensors
 from entmtp.errors import CheckpointError
-from entmtp.loading.assets import HUB_ID, from_hub
+from entmtp.loading.assets import HUB_ID, from_hub, user_path
 from entmtp.target.json_file import read_json
 
 __all__ = ["HeadsSource", "find_heads", "named_base_model", "native_module"]
 
 _HUB_FILES = ("*.safetensors", "*.pt", "config.json")
-_USUAL_NAMES = ("medusa_lm_head", "hydra_lm_head", "model", "pytorch_model")
+_USUAL_NAMES = ("medusa_lm_head", "hydra_lm_head")
 _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
@@ -63,7 +63,7 @@ def find_heads(name: str, *, download: Callable[[str], str] | None = None) -> He
         AssetError: it could not be fetched.
         CheckpointError: it is nowhere, or a folder without heads.
     """
-    path = Path(name).expanduser()
+    path = user_path(name)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
     except (OSError, ValueError):
@@ -83,8 +83,10 @@ def find_heads(name: str, *, download: Callable[[str], str] | None = None) -> He
 def native_module(folder: Path) -> HeadsSource | None:
     """The multi-token modules inside a model's own checkpoint, if it has any.
 
+    Some copies of a model leave them out and still state them, so the files have the last word.
+
     Raises:
-        CheckpointError: config.json is damaged.
+        CheckpointError: config.json or a file of weights is damaged.
     """
     config = _config(folder)
     num_modules, num_layers = (
@@ -95,7 +97,7 @@ def native_module(folder: Path) -> HeadsSource | None:
         return None
     layers = "|".join(str(num_layers + i) for i in range(min(num_modules, 64)))
     only = re.compile(rf"model\.(mtp_layers\.\d+|layers\.({layers}))\..*")
-    files = tuple(sorted(folder.glob("*.safetensors")))
+    files = tuple(file for file in sorted(folder.glob("*.safetensors")) if holds_any(file, only))
     return HeadsSource(folder, files, config, only) if files else None
 
 
@@ -116,7 +118,7 @@ def named_base_model(path: Path) -> str | None:
 def _in_folder(folder: Path) -> HeadsSource:
     config = _config(folder)
     found = {p.name: p for p in sorted(folder.iterdir()) if p.suffix in SUFFIXES and p.is_file()}
-    usual = [f"{stem}{suffix}" for stem in _USUAL_NAMES[:2] for suffix in SUFFIXES]
+    usual = [f"{stem}{suffix}" for stem in _USUAL_NAMES for suffix in SUFFIXES]
     for name in usual:
         if name in found:
             return HeadsSource(found[name], (found[name],), config)

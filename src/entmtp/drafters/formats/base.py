@@ -1,11 +1,12 @@
 """What crosses between a file of heads, the reader of its layout, and our modules."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from entmtp.decoder.config import BlockConfig
@@ -38,18 +39,24 @@ class Checkpoint:
         name = self.config.get("base_model_name_or_path")
         return name if isinstance(name, str) and name else None
 
-    def shape(self, name: str) -> Shape:
-        """Shape of a tensor that a layout cannot do without.
+    def num_rows(self, name: str) -> int:
+        """First dimension of a tensor that a layout cannot do without.
 
         Raises:
-            CheckpointError: it is missing.
+            CheckpointError: it is missing, or a single number.
         """
         if name not in self.tensors:
             raise CheckpointError(
                 f"{self.file} lacks the tensor {name}: it was not copied whole, or its tensors "
                 "were renamed; fetch it again"
             )
-        return tuple(self.tensors[name].shape)
+        shape = self.tensors[name].shape
+        if not shape:
+            raise CheckpointError(
+                f"{self.file}: tensor {name} has shape (), a single number, where a matrix or a "
+                "vector is needed: fetch the file again"
+            )
+        return int(shape[0])
 
 
 @dataclass(frozen=True)
@@ -114,14 +121,18 @@ class ParsedHeads:
 
 
 def check_tensors(
-    checkpoint: Checkpoint, expected: Mapping[str, Shape], ignored: re.Pattern[str] | None = None
+    checkpoint: Checkpoint,
+    expected: Mapping[str, Shape],
+    ignored: re.Pattern[str] | None = None,
+    integers: Collection[str] = (),
 ) -> None:
-    """Hold the names and shapes of a file against a layout.
+    """Hold the names, shapes and kinds of numbers of a file against a layout.
 
     Args:
         checkpoint: the file.
         expected: every tensor that the layout asks for.
         ignored: names that may be there and are not read.
+        integers: names of tensors that hold integers; all others hold floating-point numbers.
 
     Raises:
         CheckpointError: missing, unexpected or wrongly shaped tensors; names them.
@@ -144,6 +155,14 @@ def check_tensors(
             raise CheckpointError(
                 f"{file}: tensor {name} has shape {tuple(found[name].shape)}, but {shape} is "
                 "needed to go with the others: fetch the file again"
+            )
+        dtype = found[name].dtype
+        is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+        if not (is_integer if name in integers else dtype.is_floating_point):
+            needed = "integers" if name in integers else "floating-point numbers"
+            raise CheckpointError(
+                f"{file}: tensor {name} is stored as {str(dtype).removeprefix('torch.')}, but "
+                f"{needed} are needed: use the file before it was quantised or converted"
             )
 
 

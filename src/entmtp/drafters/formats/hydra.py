@@ -27,7 +27,7 @@ from entmtp.drafters.formats.base import (
 )
 from entmtp.drafters.formats.naming import count, has_equal_layers
 from entmtp.drafters.heads import HeadsConfig
-from entmtp.errors import UnsupportedModelError
+from entmtp.errors import CheckpointError, UnsupportedModelError
 
 __all__ = ["HydraLayout", "block_config"]
 
@@ -47,7 +47,7 @@ class HydraLayout:
         names = checkpoint.tensors
         has_prefix = any(name.startswith(_PREFIX) for name in names)
         blocks = _block_numbers(names)
-        first = checkpoint.shape(f"hydra_mlp.0.{blocks[0] if blocks else 0}.linear.weight")
+        first = f"hydra_mlp.0.{blocks[0] if blocks else 0}.linear.weight"
         config = checkpoint.config
         notes = ["the copy of the target's embedding is not loaded"] if _EMBEDDING in names else []
         num_heads = count(names, r"hydra_mlp\.(\d+)\..*")
@@ -59,8 +59,8 @@ class HydraLayout:
             kind="hydra++" if has_prefix else "hydra",
             num_heads=num_heads,
             num_layers=len(blocks),
-            hidden_size=first[0],
-            vocab_size=checkpoint.shape(_output_name(names, 0))[0],
+            hidden_size=checkpoint.num_rows(first),
+            vocab_size=checkpoint.num_rows(_output_name(names, 0)),
             hot_vocab_size=None,
             output="own matrix a head, with bias",
             notes=tuple(notes),
@@ -74,7 +74,8 @@ class HydraLayout:
         expected = _head_shapes(sizes, blocks, found)
         block = None
         if sizes.kind == "hydra++":
-            block = block_config(checkpoint, f"{_PREFIX}layers.0.", target.block)
+            start = f"{_PREFIX}layers.0."
+            block = block_config(checkpoint, start, target.block, sizes.hidden_size)
             expected |= {
                 f"{_PREFIX}layers.0.{name}": shape for name, shape in block_shapes(block).items()
             }
@@ -104,27 +105,44 @@ class HydraLayout:
         )
 
 
-def block_config(checkpoint: Checkpoint, prefix: str, base: BlockConfig) -> BlockConfig:
+def block_config(
+    checkpoint: Checkpoint, prefix: str, base: BlockConfig, hidden_size: int
+) -> BlockConfig:
     """Sizes of a block in a file, counted from its tensors; the rest as in the target's blocks.
 
+    Args:
+        checkpoint: the file.
+        prefix: of the block's tensors.
+        base: sizes of the target's blocks.
+        hidden_size: of the heads around the block.
+
     Raises:
-        CheckpointError: a tensor is missing.
+        CheckpointError: a tensor is missing, or the query heads cannot share the key-value heads.
     """
-    names = checkpoint.tensors
+
+    def has(*names: str) -> bool:
+        return any(f"{prefix}{name}" in checkpoint.tensors for name in names)
 
     def heads(name: str) -> int:
-        return max(1, checkpoint.shape(f"{prefix}self_attn.{name}.weight")[0] // base.head_dim)
+        return max(1, checkpoint.num_rows(f"{prefix}self_attn.{name}.weight") // base.head_dim)
 
+    num_heads, num_kv_heads = heads("q_proj"), heads("k_proj")
+    if num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"{checkpoint.file}: {num_heads} query heads of {prefix}self_attn.q_proj.weight cannot "
+            f"share {num_kv_heads} key-value heads of {prefix}self_attn.k_proj.weight (of size "
+            f"{base.head_dim}, as in the target): use heads made for this model"
+        )
     return replace(
         BlockConfig(**{name: getattr(base, name) for name in BlockConfig.__dataclass_fields__}),
-        hidden_size=checkpoint.shape(f"{prefix}input_layernorm.weight")[0],
-        intermediate_size=checkpoint.shape(f"{prefix}mlp.gate_proj.weight")[0],
-        num_heads=heads("q_proj"),
-        num_kv_heads=heads("k_proj"),
-        qkv_bias=f"{prefix}self_attn.q_proj.bias" in names,
-        o_bias=f"{prefix}self_attn.o_proj.bias" in names,
-        mlp_bias=f"{prefix}mlp.gate_proj.bias" in names,
-        qk_norm=f"{prefix}self_attn.q_norm.weight" in names,
+        hidden_size=hidden_size,
+        intermediate_size=checkpoint.num_rows(f"{prefix}mlp.gate_proj.weight"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        qkv_bias=has(*(f"self_attn.{part}_proj.bias" for part in "qkv")),
+        o_bias=has("self_attn.o_proj.bias"),
+        mlp_bias=has(*(f"mlp.{part}_proj.bias" for part in ("gate", "up", "down"))),
+        qk_norm=has("self_attn.q_norm.weight", "self_attn.k_norm.weight"),
     )
 
 
@@ -135,7 +153,8 @@ def _block_numbers(names: Mapping[str, Tensor]) -> list[int]:
 
 
 def _output_name(names: Mapping[str, Tensor], head: int) -> str:
-    inner = "1." if "hydra_lm_head.0.1.weight" in names else ""
+    pattern = re.compile(r"hydra_lm_head\.\d+\.1\.(?:weight|bias)")  # a dropout comes before it
+    inner = "1." if any(pattern.fullmatch(name) for name in names) else ""
     return f"hydra_lm_head.{head}.{inner}weight"
 
 
@@ -198,6 +217,6 @@ def _refuse_other_architectures(checkpoint: Checkpoint) -> None:
     if config.get("hidden_state_offset", 0) != 0:
         raise UnsupportedModelError(
             f"{checkpoint.file}: heads that read the hidden states of an earlier layer "
-            f"(hidden_state_offset {config['hidden_state_offset']}) are not supported; supported "
+            f"(hidden_state_offset {config['hidden_state_offset']!r}) are not supported; supported "
             "is the last layer (0)"
         )

@@ -24,6 +24,7 @@ from entmtp.errors import CheckpointError, UnsupportedModelError
 __all__ = ["Detected", "Layout", "detect"]
 
 _MAX_COUNT = 256  # heads or layers; published files have at most a dozen
+_MAX_NAME = 256  # characters; published names have at most 80
 
 
 class Layout(Protocol):
@@ -49,6 +50,7 @@ _REFUSED = (
     ("hydra_mlps.", "the Hydra layout of speculators, which has no published checkpoint"),
     ("hydra_lm_heads.", "the Hydra layout of speculators, which has no published checkpoint"),
     ("midlayer.", "an EAGLE drafter"),
+    ("cross_attn.", "a Hydra head with cross-attention"),
     ("fc.weight", "an EAGLE or Qwen3-Next drafter"),
     ("pre_fc_norm_embedding", "a Qwen3-Next multi-token module, whose target has linear attention"),
     ("mtp_block.", "an ERNIE multi-token module, whose target is a mixture of experts"),
@@ -62,6 +64,12 @@ def detect(file: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any])
         UnsupportedModelError: a known layout that cannot be drafted with.
         CheckpointError: no layout that is known.
     """
+    odd = next((name for name in tensors if len(name) > _MAX_NAME or not name.isprintable()), None)
+    if odd is not None:
+        raise CheckpointError(
+            f"{file} holds a tensor with the name {odd[:40]!r} ({len(odd)} characters), which no "
+            "layout of heads has: fetch it again"
+        )
     checkpoint = Checkpoint(file, strip_prefix(tensors), config)
     names = checkpoint.tensors
     for sign, what in _REFUSED:

@@ -38,13 +38,10 @@ class MedusaLayout:
         names = checkpoint.tensors
         num_heads = count(names, r"(\d+)\.\d+\.(?:linear\.)?(?:weight|bias)")
         num_layers = count(names, r"\d+\.(\d+)\.linear\.(?:weight|bias)")
-        hidden_size = checkpoint.shape("0.0.linear.weight")[0]
+        hidden_size = checkpoint.num_rows("0.0.linear.weight")
         has_output = any(re.fullmatch(r"\d+\.\d+\.weight", name) for name in names)
-        vocab_size = checkpoint.shape(f"0.{num_layers}.weight")[0] if has_output else None
+        vocab_size = checkpoint.num_rows(f"0.{num_layers}.weight") if has_output else None
         stated = checkpoint.config.get("medusa_num_heads", num_heads)
-        notes = []
-        if stated != num_heads:
-            notes.append(f"config.json says {stated} heads; the file holds {num_heads}")
         return HeadsSizes(
             layout="medusa-v1" if has_output else "medusa-v2",
             kind="medusa",
@@ -54,7 +51,7 @@ class MedusaLayout:
             vocab_size=vocab_size,
             hot_vocab_size=None,
             output="own matrix a head" if has_output else "the target's output head",
-            notes=tuple(notes),
+            notes=_count_notes(stated, num_heads),
         )
 
     def parse(self, checkpoint: Checkpoint, target: TargetFacts) -> ParsedHeads:
@@ -104,13 +101,14 @@ class VllmMedusaLayout:
         """Count heads and layers."""
         names = checkpoint.tensors
         num_heads = count(names, r"blocks\.(\d+)\.layers\.\d+\.(?:weight|bias)")
+        said = checkpoint.config.get("num_heads", num_heads)
         outputs = _outputs(names)
         if not outputs:
             raise CheckpointError(
                 f"{checkpoint.file} lacks lm_heads.0.weight, the output matrix: fetch it again"
             )
-        rows = checkpoint.shape(outputs[0])[0]
-        hot = checkpoint.shape("token_map")[0] if "token_map" in names else None
+        rows = checkpoint.num_rows(outputs[0])
+        hot = checkpoint.num_rows("token_map") if "token_map" in names else None
         stated = checkpoint.config.get("vocab_size")
         if not isinstance(stated, int):
             stated = rows if hot in (None, rows) else None
@@ -119,18 +117,19 @@ class VllmMedusaLayout:
             kind="medusa",
             num_heads=num_heads,
             num_layers=count(names, r"blocks\.\d+\.layers\.(\d+)\.(?:weight|bias)"),
-            hidden_size=checkpoint.shape("blocks.0.layers.0.weight")[0],
+            hidden_size=checkpoint.num_rows("blocks.0.layers.0.weight"),
             vocab_size=stated if hot is not None else rows,
             hot_vocab_size=hot,
             output="one own matrix for all heads" if len(outputs) == 1 else "own matrix a head",
+            notes=_count_notes(said, num_heads),
         )
 
     def parse(self, checkpoint: Checkpoint, target: TargetFacts) -> ParsedHeads:
         """Check every tensor and give it our name."""
         sizes, found = self.sizes(checkpoint), checkpoint.tensors
         size, outputs = sizes.hidden_size, _outputs(found)
-        rows = checkpoint.shape(outputs[0])[0]
-        has_bias = "blocks.0.layers.0.bias" in found
+        rows = checkpoint.num_rows(outputs[0])
+        has_bias = any(re.fullmatch(r"blocks\.\d+\.layers\.\d+\.bias", name) for name in found)
         is_shared = checkpoint.config.get("original_lm_head", len(outputs) < sizes.num_heads)
         is_shared = bool(is_shared) and len(outputs) == 1
         expected: dict[str, Shape] = {}
@@ -143,10 +142,11 @@ class VllmMedusaLayout:
         expected |= dict.fromkeys(needed, (rows, size))
         if sizes.hot_vocab_size is not None:
             expected["token_map"] = (sizes.hot_vocab_size,)
-        check_tensors(checkpoint, expected)
+        check_tensors(checkpoint, expected, integers=("token_map",))
         check_hidden_size(checkpoint, size, target)
         hot_ids, order = torch.sort(self._hot_ids(checkpoint, rows, target))
         kept = order if rows == len(hot_ids) else hot_ids
+        is_whole = torch.equal(kept, torch.arange(rows))
         tensors: dict[str, Tensor] = {}
         for name in expected:
             stem, _, part = name.rpartition(".")
@@ -157,7 +157,6 @@ class VllmMedusaLayout:
                     zeros = torch.zeros(size, dtype=found[name].dtype)
                     tensors[f"blocks.{head_index}.{layer_index}.linear.bias"] = zeros
         for head, name in enumerate(needed):
-            is_whole = len(hot_ids) == target.vocab_size
             tensors[f"outputs.{head}.weight"] = found[name] if is_whole else found[name][kept]
         config = HeadsConfig(
             kind="medusa",
@@ -174,8 +173,9 @@ class VllmMedusaLayout:
     def _hot_ids(self, checkpoint: Checkpoint, rows: int, target: TargetFacts) -> Tensor:
         """The tokens that are scored, in the order of the output rows."""
         if "token_map" not in checkpoint.tensors:
-            stated = checkpoint.config.get("truncated_vocab_size")
-            if rows != target.vocab_size and stated == rows:
+            config = checkpoint.config
+            is_cut = config.get("truncated_vocab_size") == rows != config.get("vocab_size")
+            if is_cut and rows < target.vocab_size:
                 raise CheckpointError(
                     f"{checkpoint.file} scores {rows} of {target.vocab_size} tokens, but lacks the "
                     "tensor token_map that says which: fetch it again"
@@ -189,12 +189,18 @@ class VllmMedusaLayout:
                 f"entries and {target.name} {target.vocab_size} tokens: fetch the file again"
             )
         is_sound = bool((hot_ids >= 0).all() & (hot_ids < target.vocab_size).all())
-        if not is_sound or len(set(hot_ids.tolist())) != len(hot_ids):
+        if not is_sound or not 0 < len(hot_ids) == len(set(hot_ids.tolist())):
             raise CheckpointError(
                 f"{checkpoint.file}: token_map must hold distinct token ids below "
                 f"{target.vocab_size}, the vocabulary of {target.name}: use heads made for it"
             )
         return hot_ids
+
+
+def _count_notes(stated: object, num_heads: int) -> tuple[str, ...]:
+    if stated == num_heads:
+        return ()
+    return (f"config.json says {stated} heads; the file holds {num_heads}",)
 
 
 def _outputs(names: Mapping[str, Tensor]) -> list[str]:

@@ -9,10 +9,11 @@ further modules are not read.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from entmtp.decoder.config import block_shapes
 from entmtp.drafters.formats.base import (
@@ -23,15 +24,17 @@ from entmtp.drafters.formats.base import (
     TargetFacts,
     check_hidden_size,
     check_tensors,
+    check_vocabulary,
+    listing,
 )
 from entmtp.drafters.formats.hydra import block_config
 from entmtp.drafters.heads import HeadsConfig
-from entmtp.errors import UnsupportedModelError
+from entmtp.errors import CheckpointError, UnsupportedModelError
 
 __all__ = ["DeepSeekLayout", "MimoLayout"]
 
-_COPIES = re.compile(r"(embed_tokens|shared_head\.head)\.weight")
-_BUFFERS = re.compile(r"self_attn\.rotary_emb\.inv_freq")
+_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+_BUFFERS = re.compile(r".*\.self_attn\.rotary_emb\.inv_freq")
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class _ModuleLayout:
 
     def sizes(self, checkpoint: Checkpoint) -> HeadsSizes:
         """Find the first module."""
-        starts = self._starts(checkpoint.tensors)
+        starts = self._starts(checkpoint)
         notes = []
         if len(starts) > 1:
             notes.append(f"{len(starts)} modules; the first is used at every depth")
@@ -68,7 +71,7 @@ class _ModuleLayout:
             kind="mtp",
             num_heads=1,
             num_layers=1,
-            hidden_size=checkpoint.shape(f"{starts[0]}{self._names.join}.weight")[0],
+            hidden_size=checkpoint.num_rows(f"{starts[0]}{self._names.join}.weight"),
             vocab_size=None,
             hot_vocab_size=None,
             output="the target's output head",
@@ -77,23 +80,22 @@ class _ModuleLayout:
 
     def parse(self, checkpoint: Checkpoint, target: TargetFacts) -> ParsedHeads:
         """Check every tensor and give it our name."""
-        start = self._starts(checkpoint.tensors)[0]
-        module = {
-            name.removeprefix(start): value
-            for name, value in checkpoint.tensors.items()
-            if name.startswith(start)
-        }
-        inner = Checkpoint(checkpoint.file, module, checkpoint.config)
-        _refuse_other_blocks(inner)
+        start = self._starts(checkpoint)[0]
+        found = {n: value for n, value in checkpoint.tensors.items() if n.startswith(start)}
+        own = Checkpoint(checkpoint.file, found, checkpoint.config)
+        module = {name.removeprefix(start): value for name, value in found.items()}
+        _refuse_other_blocks(checkpoint, module)
         size = self.sizes(checkpoint).hidden_size
-        check_hidden_size(checkpoint, size, target)
-        block = block_config(inner, "", target.block)
+        block = block_config(own, start, target.block, size)
         shapes: dict[str, Shape] = dict(block_shapes(block))
         shapes |= dict.fromkeys(self._names.weights(), (size,))
         shapes[f"{self._names.join}.weight"] = (size, 2 * size)
-        copies = {name for name in module if _COPIES.fullmatch(name)}
-        shapes |= dict.fromkeys(copies, (target.vocab_size, size))
-        check_tensors(inner, shapes, _BUFFERS)
+        copies = [name for name in _COPIES if name in module]
+        num_rows = own.num_rows(f"{start}{copies[0]}") if copies else target.vocab_size
+        shapes |= dict.fromkeys(copies, (num_rows, size))
+        check_tensors(own, {f"{start}{name}": s for name, s in shapes.items()}, _BUFFERS)
+        check_hidden_size(checkpoint, size, target)
+        check_vocabulary(checkpoint, num_rows, target)
         tensors = {f"layer.{name}": module[name] for name in block_shapes(block)}
         names = self._names
         tensors |= {
@@ -118,13 +120,19 @@ class _ModuleLayout:
             output=module.get("shared_head.head.weight"),
         )
 
-    def _starts(self, names: Iterable[str]) -> list[str]:
-        """Prefixes of the modules, in order."""
+    def _starts(self, checkpoint: Checkpoint) -> list[str]:
+        """Prefixes of the modules, in order; at least one."""
         starts: dict[int, str] = {}
-        for name in names:
+        for name in checkpoint.tensors:
             match = self._prefix.match(name)
             if match and name.removeprefix(match.group()) in self._names.weights():
                 starts[int(match.group(1))] = match.group()
+        if not starts:
+            raise CheckpointError(
+                f"{checkpoint.file} has none of the tensors {', '.join(self._names.weights())} of "
+                f"a multi-token module, but {listing(checkpoint.tensors)}: it was not copied "
+                "whole, or its tensors were renamed; fetch it again"
+            )
         return [starts[number] for number in sorted(starts)]
 
 
@@ -146,7 +154,7 @@ class MimoLayout(_ModuleLayout):
     _prefix = re.compile(r"(?:model\.)?mtp_layers\.(\d+)\.")
 
 
-def _refuse_other_blocks(module: Checkpoint) -> None:
+def _refuse_other_blocks(checkpoint: Checkpoint, module: Mapping[str, Tensor]) -> None:
     """Refuse blocks that the targets here do not have either."""
     for part, what in (
         ("mlp.experts.", "a mixture of experts"),
@@ -154,8 +162,8 @@ def _refuse_other_blocks(module: Checkpoint) -> None:
         ("self_attn.kv_a_proj", "multi-head latent attention"),
         ("linear_attn.", "linear attention, whose state cannot be rolled back for a tree"),
     ):
-        if any(name.startswith(part) for name in module.tensors):
+        if any(name.startswith(part) for name in module):
             raise UnsupportedModelError(
-                f"{module.file}: its multi-token module has {what}, which is not supported; "
+                f"{checkpoint.file}: its multi-token module has {what}, which is not supported; "
                 "supported are dense blocks with full attention, as in Llama, Qwen2 and MiMo"
             )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from entmtp.errors import CheckpointError
 
-__all__ = ["SUFFIXES", "is_pickle", "read_metadata", "read_tensors"]
+__all__ = ["SUFFIXES", "holds_any", "is_pickle", "read_metadata", "read_tensors"]
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 _POINTER = b"version https://git-lfs"
@@ -37,6 +37,17 @@ def read_metadata(file: Path) -> dict[str, str]:
         return {}
     with _open_safetensors(file) as reader:
         return dict(reader.metadata() or {})
+
+
+def holds_any(file: Path, only: re.Pattern[str]) -> bool:
+    """Whether a safetensors file has a tensor of such a name; reads its header alone.
+
+    Raises:
+        CheckpointError: missing or damaged.
+    """
+    _check_present(file)
+    with _open_safetensors(file) as reader:
+        return any(only.match(name) for name in reader.keys())  # noqa: SIM118
 
 
 def read_tensors(file: Path, only: re.Pattern[str] | None = None) -> dict[str, Tensor]:
@@ -84,7 +95,13 @@ def _open_safetensors(file: Path) -> Any:
 
 
 def _damaged(file: Path, error: Exception) -> CheckpointError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    """A file that cannot be read; the first sentence of the reader's reason, without its advice."""
+    text = " ".join(str(error).split())
+    if (inner := re.search(r"WeightsUnpickler error: (.+)", text)) is not None:
+        text = inner.group(1)
+    reason = re.split(r"\. (?=[A-Z])| Please file| Check the doc", text)[0]
+    if not reason or isinstance(error, KeyError):
+        reason = type(error).__name__
     return CheckpointError(
         f"{file} is damaged or was not copied whole ({reason:.160}): fetch it again and compare "
         "its size"
@@ -124,15 +141,24 @@ def _state_dict(data: object, file: Path) -> dict[str, Tensor]:
                 data = data[key]
                 break
     if not isinstance(data, Mapping) or not data:
-        raise CheckpointError(f"{file} holds no state dict (name -> tensor) but {_kind(data)}")
+        raise CheckpointError(
+            f"{file} holds no state dict (name -> tensor) but {_kind(data)}: save the plain state "
+            "dict of the heads"
+        )
     for name, value in data.items():
-        if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise CheckpointError(
-                f"{file}: entry {name!r} is {_kind(value)}, not a tensor: save the plain state "
-                "dict of the heads"
-            )
+        if not isinstance(name, str):
+            fault = "has no text as its name"
+        elif not isinstance(value, Tensor):
+            fault = f"is {_kind(value)}, not a tensor"
+        elif value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
+            fault = "is a sparse, quantised or meta tensor, not a plain one"
+        else:
+            continue
+        raise CheckpointError(
+            f"{file}: entry {name!r:.80} {fault}: save the plain state dict of the heads"
+        )
     return dict(data)
 
 
 def _kind(value: object) -> str:
-    return f"an empty {type(value).__name__}" if value in ({}, []) else f"a {type(value).__name__}"
+    return "an empty one" if value in ({}, []) else f"an object of type {type(value).__name__}"
