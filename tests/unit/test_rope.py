@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from entmtp.decoder.rope import RopeScaling, RotationTable, inverse_frequencies
 from entmtp.errors import CheckpointError, UnsupportedModelError
 from entmtp.target.hf_config import config_from_dict, config_to_dict
+from fakes import tiny_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 48,
@@ -127,6 +130,37 @@ def test_a_config_is_written_as_it_was_read(name: str, family: str) -> None:
         config = read(**changes | more)
         data = json.loads(json.dumps(config_to_dict(config)))
         assert config_from_dict(data, Path("config.json")) == config
+
+
+@given(
+    kind=st.sampled_from(["linear", "yarn", "llama3"]),
+    factor=st.one_of(st.integers(1, 64).map(float), st.floats(1e-6, 1e6)),
+    positions=st.integers(1, 10**7),
+    original=st.one_of(st.none(), st.integers(1, 10**7)),
+    window=st.one_of(st.none(), st.integers(1, 10**7)),
+)
+def test_any_scaling_is_written_as_it_was_read(
+    kind: str, factor: float, positions: int, original: int | None, window: int | None
+) -> None:
+    """Whatever the factor, and wherever the window ends."""
+    rope = {"rope_type": kind, "factor": factor, "low_freq_factor": 1, "high_freq_factor": 4}
+    config = read(
+        model_type="mistral",
+        rope_scaling={**rope, "original_max_position_embeddings": original},
+        max_position_embeddings=positions,
+        sliding_window=window,
+    )
+    assert config_from_dict(config_to_dict(config), Path("config.json")) == config
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [RopeScaling("linear", 1000.0), RopeScaling("yarn", 4.0, 100), RopeScaling("linear", 1e29)],
+)
+def test_a_window_below_the_scaled_one_cannot_be_written(scaling: RopeScaling) -> None:
+    """A config.json states the original context, from which the window follows."""
+    with pytest.raises(CheckpointError, match=r"cannot state .*context_window = 256"):
+        config_to_dict(tiny_config(rope_scaling=scaling, context_window=256))
 
 
 def test_transformers_reads_what_is_written() -> None:

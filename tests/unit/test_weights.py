@@ -306,6 +306,8 @@ def test_takes_no_other_model_for_a_recurrent_one(folder: Path) -> None:
     ("changes", "message"),
     [
         ({"hidden_size": "32"}, "hidden_size is '32'"),
+        ({"vocab_size": 1 << 53}, "vocab_size is 9007199254740992, not a positive integer below"),
+        ({"max_position_embeddings": None}, "max_position_embeddings is None, not a positive"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
         ({"head_dim": 7}, "head size 7 is odd"),
         ({"model_type": None}, "names no model_type"),

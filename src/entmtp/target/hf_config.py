@@ -10,7 +10,7 @@ from typing import Any
 
 from entmtp.errors import CheckpointError, UnsupportedModelError
 from entmtp.target.base import TargetConfig
-from entmtp.target.hf_rope import positive_number, read_rope, rope_to_dict
+from entmtp.target.hf_rope import MOST_OF_ANY, positive_number, read_rope, rope_to_dict
 from entmtp.target.recurrent import refuse_recurrent
 
 __all__ = ["FAMILIES", "check_sizes", "config_from_dict", "config_to_dict"]
@@ -48,7 +48,8 @@ def config_from_dict(data: Mapping[str, Any], source: Path) -> TargetConfig:
     num_heads = _size(data, "num_attention_heads", source)
     hidden_size = _size(data, "hidden_size", source)
     num_layers = _size(data, "num_hidden_layers", source)
-    positions = _size(data, "max_position_embeddings", source, _DEFAULT_CONTEXT.get(family, 32768))
+    default = {"max_position_embeddings": _DEFAULT_CONTEXT.get(family, 32768)}
+    positions = _size({**default, **data}, "max_position_embeddings", source)
     rope = read_rope(data, positions, source)
     window = _sliding_window(data, family, num_layers, source)
     qkv_bias, o_bias, mlp_bias = _biases(data, family)
@@ -210,10 +211,11 @@ def _size(data: Mapping[str, Any], key: str, source: Path, default: int | None =
     value = data.get(key, default)
     if value is None and default != -1:
         return 0
-    if type(value) is not int or value <= 0:
+    if type(value) is not int or not 0 < value < MOST_OF_ANY:
         state = "is missing" if key not in data else f"is {data[key]!r}"
         raise CheckpointError(
-            f"{source}: {key} {state}, not a positive integer: fetch the model again"
+            f"{source}: {key} {state}, not a positive integer below {MOST_OF_ANY}: "
+            "fetch the model again"
         )
     return value
 

@@ -14,6 +14,7 @@ from entmtp.decoder.rope import RopeScaling
 from entmtp.errors import CheckpointError, UnsupportedModelError
 
 __all__ = [
+    "MOST_OF_ANY",
     "Rope",
     "check_yarn",
     "positive_number",
@@ -23,10 +24,12 @@ __all__ = [
     "yarn_mscale",
 ]
 
+MOST_OF_ANY = 1 << 53
+"""Bound on every count in a file; larger ones are no exact floats."""
+
 _DEFAULT_THETA = 10000.0
 _KINDS = ("default", "linear", "llama3", "yarn")
 _LEAST, _MOST = 1e-30, 1e30  # of a number; beyond, frequencies would overflow
-_MOST_POSITIONS = 1 << 53
 _GROWS = "which makes the keys wrong that are already cached"
 _REASONS = {
     "dynamic": f"its frequencies change with the length of the text, {_GROWS}",
@@ -231,9 +234,9 @@ def _original_context(
     key = "original_max_position_embeddings"
     stated = (data.get(key), rope.get(key), positions)
     value = next(number for number in stated if number is not None)
-    if type(value) is not int or not 0 < value < _MOST_POSITIONS:
+    if type(value) is not int or not 0 < value < MOST_OF_ANY:
         raise CheckpointError(
-            f"{source}: {key} is {value!r}, not a positive integer below {_MOST_POSITIONS}: "
+            f"{source}: {key} is {value!r}, not a positive integer below {MOST_OF_ANY}: "
             "fetch the model again"
         )
     return value
