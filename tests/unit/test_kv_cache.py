@@ -127,3 +127,55 @@ def test_rows_cannot_be_committed_twice() -> None:
 def test_num_bytes(dtype: torch.dtype, size: int) -> None:
     """Memory is that of keys and values at full capacity."""
     assert make(5, dtype).num_bytes == 2 * LAYERS * HEADS * 5 * HEAD_DIM * size
+
+
+@given(
+    st.integers(0, 6),
+    st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6), st.integers(0, 12)), max_size=8),
+)
+def test_truncations_equal_a_list_that_is_cut(
+    capacity: int, steps: list[tuple[int, int, int]]
+) -> None:
+    """Rows behind the cut are gone, those before it stay as they are, through any growth."""
+    cache, kept, number = make(capacity), list[int](), 0
+    for num_rows, num_kept, cut in steps:
+        forward(cache, number, num_rows)
+        cache.commit(range(min(num_kept, num_rows)))
+        kept += [number + i for i in range(min(num_kept, num_rows))]
+        number += num_rows
+        cache.truncate(min(cut, len(kept)))
+        del kept[cut:]
+        assert contents(cache) == kept
+
+
+def test_a_truncation_drops_the_pending_rows_too() -> None:
+    """Where a forward was broken off, its rows cannot be kept by mistake."""
+    cache = make(8)
+    forward(cache, 0, 2)
+    cache.commit([0, 1])
+    forward(cache, 5, 3)
+    cache.truncate(2)
+    with pytest.raises(AssertionError, match="below 0"):
+        cache.commit([0])
+    assert contents(cache) == [0, 1]
+
+
+def test_a_truncation_moves_nothing() -> None:
+    """It costs nothing: memory and capacity stay."""
+    cache = make(8)
+    forward(cache, 0, 5)
+    cache.commit(range(5))
+    before = (cache.keys, cache.values, cache.capacity)
+    cache.truncate(3)
+    assert (cache.keys, cache.values, cache.capacity) == before
+    assert contents(cache) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("length", [-1, 3])
+def test_a_truncation_to_rows_that_are_not_there_is_an_error_of_ours(length: int) -> None:
+    """A cache is only ever cut."""
+    cache = make(8)
+    forward(cache, 0, 2)
+    cache.commit([0, 1])
+    with pytest.raises(AssertionError, match=f"cannot cut 2 rows to {length}"):
+        cache.truncate(length)
