@@ -86,7 +86,9 @@ class SpyTarget:
 
 
 @lru_cache(maxsize=64)
-def random_target(seed: int, dtype: torch.dtype = torch.float64) -> LlamaTarget:
+def random_target(
+    seed: int, dtype: torch.dtype = torch.float64, device: str = "cpu"
+) -> LlamaTarget:
     """A tiny target whose weights and options follow from the seed.
 
     The identity is tested in float64: a tiny random model has logits close together, and in
@@ -131,7 +133,7 @@ def random_target(seed: int, dtype: torch.dtype = torch.float64) -> LlamaTarget:
             tensors[f"{prefix}mlp.{name}_proj.weight"] = draw(*shape)
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{prefix}{name}.weight"] = 1 + draw(h)
-    return LlamaTarget(config, tensors.items(), dtype=dtype)
+    return LlamaTarget(config, tensors.items(), dtype, device)
 
 
 def heads_drafter(kind: str, target: Target, seed: int) -> HeadsDrafter:

@@ -179,3 +179,48 @@ def test_a_truncation_to_rows_that_are_not_there_is_an_error_of_ours(length: int
     cache.commit([0, 1])
     with pytest.raises(AssertionError, match=f"cannot cut 2 rows to {length}"):
         cache.truncate(length)
+
+
+def zeros(capacity: int) -> torch.Tensor:
+    """Keys or values for a cache to move to."""
+    return torch.zeros(LAYERS, HEADS, capacity, HEAD_DIM)
+
+
+def test_a_moved_cache_goes_on_where_it_was() -> None:
+    """Committed rows are copied, pending ones dropped, later ones written to the new place."""
+    cache, keys, values = make(3), zeros(9), zeros(9)
+    forward(cache, 0, 2)
+    cache.commit([0, 1])
+    forward(cache, 7, 1)
+    cache.move(keys, values)
+    assert cache.capacity == 9
+    forward(cache, 2, 3)
+    cache.commit([0, 2])
+    assert contents(cache) == [0, 1, 2, 4]
+    assert cache.keys is keys
+    assert cache.values is values
+
+
+def test_room_for_scratch_rows_is_made() -> None:
+    """They are no rows to be committed."""
+    cache = make(3)
+    cache.begin(2, 5)
+    assert cache.capacity >= 7
+    with pytest.raises(AssertionError, match="below 2"):
+        cache.commit([2])
+
+
+def test_rows_that_any_forward_wrote_are_cleared() -> None:
+    """Abandoned, rejected and scratch rows are zero after, committed ones are kept."""
+    cache = make(1)
+    cache.move(zeros(20), zeros(20))
+    forward(cache, 1, 12)
+    cache.commit([0, 1])
+    cache.begin(1, 15)
+    cache.keys[:, :, 2:18] = torch.nan
+    forward(cache, 3, 2)
+    cache.clear_from(4)
+    cache.commit([0, 1])
+    assert contents(cache) == [1, 2, 3, 4]
+    assert not cache.keys[:, :, 4:].any()
+    assert not cache.values[:, :, 4:].any()

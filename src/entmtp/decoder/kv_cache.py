@@ -37,6 +37,7 @@ class TorchKVCache:
         self.values = torch.empty(size, dtype=dtype, device=device)
         self._length = 0
         self._num_pending = 0
+        self._num_touched = 0  # rows that a forward may have written to
 
     @property
     def length(self) -> int:
@@ -53,13 +54,42 @@ class TorchKVCache:
         """Memory of keys and values."""
         return 2 * self.keys.numel() * self.keys.element_size()
 
-    def begin(self, num_rows: int) -> None:
-        """Make room for the rows of a forward; pending rows of an earlier one are dropped."""
-        need = self._length + num_rows
+    def begin(self, num_rows: int, num_scratch: int = 0) -> None:
+        """Make room for the rows of a forward; pending rows of an earlier one are dropped.
+
+        Args:
+            num_rows: N.
+            num_scratch: rows after them that the forward may write to as well.
+        """
+        need = self._length + num_rows + num_scratch
         if need > self.capacity:
             self.keys = self._grown(self.keys, need)
             self.values = self._grown(self.values, need)
         self._num_pending = num_rows
+        self._num_touched = max(self._num_touched, need)
+
+    def move(self, keys: Tensor, values: Tensor) -> None:
+        """Go on in other tensors, which hold zeros; pending rows are dropped.
+
+        Args:
+            keys: ``(layers, kv heads, capacity, head_dim)``; the committed rows are copied there.
+            values: the same shape.
+        """
+        keys[:, :, : self._length] = self.keys[:, :, : self._length]
+        values[:, :, : self._length] = self.values[:, :, : self._length]
+        self.keys, self.values = keys, values
+        self._num_pending = 0
+        self._num_touched = self._length
+
+    def clear_from(self, row: int) -> None:
+        """Zero what forwards left in the rows from this one on.
+
+        After :meth:`move`, all rows from there on are zero then.
+        """
+        if row < self._num_touched:
+            self.keys[:, :, row : self._num_touched] = 0
+            self.values[:, :, row : self._num_touched] = 0
+            self._num_touched = row
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store the pending rows of one layer.

@@ -121,9 +121,17 @@ class RotationTable:
             positions: int64 ``(rows,)`` on the table's device.
             end: above all of them; known to the caller, so that no device is asked.
         """
+        cos, sin = self.whole(end)
+        return cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
+
+    def whole(self, end: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines ``(>= end, head_dim)`` of all positions from 0 on.
+
+        A table that grows is replaced: these tensors never change.
+        """
         if end > len(self._cos):
             self._cos, self._sin = self._table(max(end, 2 * len(self._cos)))
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        return self._cos, self._sin
 
     def _table(self, length: int) -> tuple[Tensor, Tensor]:
         position = torch.arange(length, device=self._frequencies.device).float()
