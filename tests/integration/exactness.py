@@ -7,12 +7,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from entmtp.decoder.config import BlockConfig
 from entmtp.drafters.base import Drafter
 from entmtp.drafters.empty import EmptyDrafter
-from entmtp.drafters.heads import HeadsConfig, build_heads
+from entmtp.drafters.heads import Heads, HeadsConfig, build_heads
 from entmtp.drafters.prompt_lookup import PromptLookupDrafter
-from entmtp.drafters.tree_heads import HeadsDrafter
 from entmtp.engine import Engine, EngineLimits, GenerationResult
+from entmtp.loading.drafters import make_drafter as attach_heads
 from entmtp.scheduler import FixedScheduler, SchedulerDecision, Signal
 from entmtp.target.base import KVCache, Segment, Target, TargetOutput
 from entmtp.target.llama import LlamaTarget
@@ -74,7 +75,7 @@ class SpyTarget:
         self._target = target
         self.config, self.device, self.dtype = target.config, target.device, target.dtype
         self.backend, self.embedding = target.backend, target.embedding
-        self.output_rows = target.output_rows
+        self.output_rows, self.project_output = target.output_rows, target.project_output
         self.caches: list[KVCache] = []
 
     def new_cache(self, capacity: int) -> KVCache:
@@ -136,27 +137,40 @@ def random_target(
     return LlamaTarget(config, tensors.items(), dtype, device)
 
 
-def heads_drafter(kind: str, target: Target, seed: int) -> HeadsDrafter:
-    """Heads with random weights over a random half of the vocabulary, in random order."""
+def random_heads(kind: str, target: Target, seed: int) -> Heads:
+    """Modules with random weights over a random half of the vocabulary, in random order.
+
+    The prefix layer and the recurrent block have the sizes of the target's blocks.
+    """
     generator = torch.Generator().manual_seed(seed)
     vocab_size, size = target.config.vocab_size, target.config.hidden_size
     hot_ids = torch.randperm(vocab_size, generator=generator)[: max(8, vocab_size // 2)]
-    config = HeadsConfig(kind, size, vocab_size, num_heads=5, num_layers=2)
+    names = BlockConfig.__dataclass_fields__
+    block = BlockConfig(**{name: getattr(target.config, name) for name in names})
+    config = HeadsConfig(
+        kind,
+        size,
+        vocab_size,
+        num_heads=1 if kind == "mtp" else 5,
+        num_layers=1 if kind == "mtp" else 2,
+        hidden_first=bool(seed % 2),
+        block=block if kind in ("hydra++", "mtp") else None,
+    )
     heads = build_heads(config, hot_ids).to(target.dtype)
     with torch.no_grad():
-        for weight in heads.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.2)
-    heads.attach_output(target.output_rows(hot_ids))
-    return HeadsDrafter(heads, target.embedding())
+        for name, weight in heads.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator) * 0.2
+            weight.copy_(1 + noise if "norm" in name else noise)
+    return heads
 
 
 def make_drafter(kind: str, target: Target, texts: Sequence[Sequence[int]], seed: int) -> Drafter:
-    """``hydra``, ``medusa``, ``lookup`` or ``half-right``."""
+    """``lookup``, ``half-right``, or a kind of trained modules."""
     if kind == "lookup":
         return PromptLookupDrafter(max_ngram=3, min_ngram=1)
     if kind == "half-right":
         return HalfRightDrafter(texts, target.config.vocab_size, seed)
-    return heads_drafter(kind, target, seed)
+    return attach_heads(random_heads(kind, target, seed), target)
 
 
 def plain_engine(target: Target, tokenizer: ByteTokenizer) -> Engine:

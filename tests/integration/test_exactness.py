@@ -26,7 +26,7 @@ from entmtp.topology import Topology
 from fakes import ByteTokenizer
 from strategies import topologies
 
-DRAFTERS = ("hydra", "medusa", "lookup", "half-right")
+DRAFTERS = ("hydra", "medusa", "hydra++", "mtp", "lookup", "half-right")
 FLOAT32_TOLERANCE = 1e-3
 
 Rows = dict[tuple[int, int], Tensor]
@@ -164,15 +164,26 @@ def test_the_half_right_drafter_gets_long_paths_accepted() -> None:
     assert result.stats.mean_acceptance_length > 2
 
 
+@pytest.mark.parametrize("drafter", ["hydra++", "mtp"])
+def test_drafters_with_a_cache_get_paths_accepted(drafter: str) -> None:
+    """In the cases above their caches move on by several rows a step, not by roots alone."""
+    sampling = SamplingParams(max_new_tokens=40, temperature=1.0, seed=3, ignore_eos=True)
+    case = Case(10, ((1, 2), (5,)), sampling, (), drafter, 5, eos=0, prefill_chunk=8)
+    _, results, _ = decode_both(case)
+    accepted = [step.num_accepted for result in results for step in result.stats.steps]
+    assert max(accepted) >= 2
+    assert sum(accepted) > 20
+
+
 def test_a_tree_of_five_hundred_nodes_changes_nothing() -> None:
     """A cache that grows under a huge tree, and keeps rows from its far end, stays right."""
     wide = [(a,) for a in range(6)] + [(a, b) for a in range(6) for b in range(6)]
     deep = [(a, b, c) for a in range(6) for b in range(6) for c in range(13)]
     tree = Topology.from_paths(wide + deep)
     assert tree.num_nodes > 500
-    for drafter in DRAFTERS[2:]:
+    for drafter in ("lookup", "half-right", "mtp"):
         sampling = SamplingParams(max_new_tokens=30, temperature=0.8, seed=1, ignore_eos=True)
-        case = Case(7, ((3, 1), (4,)), sampling, (tree,), drafter, 1, eos=0, prefill_chunk=9)
+        case = Case(12, ((3, 1), (4,)), sampling, (tree,), drafter, 1, eos=0, prefill_chunk=9)
         expected, results, _ = decode_both(case)
         assert [outcome(r) for r in results] == [outcome(r) for r in expected]
 
@@ -183,16 +194,17 @@ def drain(engine: Engine, seen: dict[int, list[StreamChunk]]) -> None:
         seen.setdefault(chunk.request_id, []).append(chunk)
 
 
+@pytest.mark.parametrize("drafter", ["lookup", "hydra++", "mtp"])
 @given(st.integers(0, 10**6))
-@settings(max_examples=25)
-def test_requests_that_come_and_go_leave_the_others_alone(seed: int) -> None:
+@settings(max_examples=12)
+def test_requests_that_come_and_go_leave_the_others_alone(drafter: str, seed: int) -> None:
     """Requests submitted and cancelled between steps do not change what the others get."""
     rng = random.Random(seed)
     target = random_target(rng.randrange(24))
     tokenizer = ByteTokenizer(target.config.vocab_size, eos_ids=(0,))
     engine = Engine(
         target,
-        make_drafter("lookup", target, (), 0),
+        make_drafter(drafter, target, (), 0),
         RandomScheduler(seed, [random_topology(rng) for _ in range(4)]),
         tokenizer,
         EngineLimits(max_batch_size=3, prefill_chunk=4, spare_rows=0),
