@@ -68,11 +68,11 @@ Build = Callable[["World", Path], Published]
 class World:
     """A tiny model on disk, and what the formulas of heads use of it."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float64) -> None:
-        """Write the model and read it in ``dtype``: in float64 no near-tie can flip."""
-        self.folder = make_model_folder(folder, tie_embeddings=False)
+    def __init__(self, folder: Path, **changes: int) -> None:
+        """Write the model, of other sizes if wanted; read it in float64: no near-tie can flip."""
+        self.folder = make_model_folder(folder, tie_embeddings=False, **changes)
         config = read_config(self.folder)
-        self.target = LlamaTarget(config, iter_tensors(self.folder, config), dtype)
+        self.target = LlamaTarget(config, iter_tensors(self.folder, config), torch.float64)
         plain = load_target(self.folder, dtype="float32", device="cpu")
         self.arrays = TargetArrays(
             plain.embedding().double().numpy(),

@@ -1,5 +1,6 @@
 """Heads as people pass them on: other containers, names and dtypes, other choices in training."""
 
+import logging
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -246,3 +247,25 @@ def test_a_model_with_a_module_drafts_with_it(world: World, made: Made, name: st
 def load_all(file: Path) -> Tensors:
     """Every tensor of a safetensors file."""
     return find_heads(str(file)).tensors()
+
+
+# -- other models ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "is_noted"),
+    [
+        ("someone/llama-3", True),
+        ("someone/vicuna-7b-v1.3", False),
+        ("someone/Vicuna-7B-v1.3", False),
+        ("my own engine", False),
+    ],
+)
+def test_heads_that_name_another_base_are_noted(
+    world: World, made: Made, caplog: pytest.LogCaptureFixture, model: str, is_noted: bool
+) -> None:
+    """A name proves nothing, so heads whose sizes fit are used all the same."""
+    with caplog.at_level(logging.WARNING, "entmtp"):
+        load_drafter(str(made("medusa-v1").folder), world.target, model)
+    note = f"the heads were made for lmsys/vicuna-7b-v1.3, the model is {model}"
+    assert (note in caplog.text) == is_noted

@@ -1,7 +1,9 @@
 """The file of heads: what is saved comes back, and what does not fit is refused by name."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from entmtp.decoder.config import BlockConfig
+from entmtp.decoder.rope import RopeScaling
 from entmtp.drafters.checkpoint import load_heads, read_heads_file, save_heads
 from entmtp.drafters.heads import HeadsConfig, HydraHeads, MedusaHeads, build_heads
 from entmtp.errors import CheckpointError
@@ -234,3 +238,70 @@ def test_heads_of_another_vocabulary_are_refused(file: Path) -> None:
     """Their token ids would mean other tokens."""
     with pytest.raises(CheckpointError, match=r"vocabulary of 20, but mine has 21"):
         load(file, vocab_size=21)
+
+
+# -- heads with a block ----------------------------------------------------------------------------
+
+BLOCK = BlockConfig(
+    hidden_size=8, intermediate_size=6, num_heads=4, num_kv_heads=2, head_dim=2, qkv_bias=True
+)
+
+
+@pytest.fixture(params=["hydra++", "mtp"])
+def block_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A sound file of heads with a block."""
+    scaling = RopeScaling("divisors", divisors=(1.5,))
+    config = HeadsConfig(request.param, 8, 20, 1, block=replace(BLOCK, rope_scaling=scaling))
+    path = tmp_path / "heads.safetensors"
+    save_heads(build_heads(config, torch.tensor(HOT_IDS)), path, "mine")
+    return path
+
+
+def test_the_sizes_of_a_block_survive(block_file: Path) -> None:
+    """Its rotary scaling included."""
+    block = load(block_file).config.block
+    assert block == replace(BLOCK, rope_scaling=RopeScaling("divisors", divisors=(1.5,)))
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        None,
+        "",
+        "null",
+        "3",
+        "[]",
+        "{}",
+        '{"hidden_size": 8}',
+        json.dumps({**asdict(BLOCK), "extra": 1}),
+        json.dumps({**asdict(BLOCK), "rope_scaling": {"kind": "linear"}}),
+        json.dumps({**asdict(BLOCK), "hidden_size": 16}),
+        json.dumps({**asdict(BLOCK), "num_kv_heads": 3}),
+        json.dumps({**asdict(BLOCK), "num_kv_heads": 0}),
+        json.dumps({**asdict(BLOCK), "num_heads": "4"}),
+        json.dumps({**asdict(BLOCK), "head_dim": 3}),
+    ],
+    ids=range(14),
+)
+def test_a_block_that_cannot_be_computed_is_refused(block_file: Path, block: str | None) -> None:
+    """Missing, damaged, or of sizes that do not go together."""
+    rewrite(block_file, block=block)
+    with pytest.raises(CheckpointError, match=r"bad or missing metadata|not a set of medusa"):
+        load(block_file)
+
+
+def test_heads_without_a_block_have_none(file: Path) -> None:
+    """One that is stated would be left out."""
+    rewrite(file, block=json.dumps(asdict(BLOCK)))
+    with pytest.raises(CheckpointError, match="not a set of medusa"):
+        load(file)
+
+
+def test_int8_without_a_scale_is_refused(tmp_path: Path) -> None:
+    """Such a matrix once ended in an error of torch."""
+    path = tmp_path / "q.safetensors"
+    save_heads(make_heads(), path, "mine", quantize=True)
+    rewrite(path, {"blocks.0.0.linear.weight.scale": None})
+    message = r"'blocks\.0\.0\.linear\.weight' is stored as int8 without a scale"
+    with pytest.raises(CheckpointError, match=message):
+        load(path)
