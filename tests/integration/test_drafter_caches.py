@@ -284,3 +284,16 @@ def test_waiting_rows_survive_where_reading_them_is_broken_off() -> None:
     assert all(block_state(text.state).waiting for text in texts)
     for text in texts:
         assert_in_step(drafter, text, read_afresh(TARGET, text.tokens)[0])
+
+
+@with_a_cache
+def test_waiting_rows_do_not_alias_the_target_s_buffer(kind: str) -> None:
+    """A target may reuse the memory of its hidden states after a step."""
+    drafter = make_drafter(kind, TARGET, (), 4)
+    (text,) = some_texts(drafter)[:1]
+    _, hidden = read_afresh(TARGET, [*text.tokens, 1, 2])
+    step = hidden[-2:].clone()
+    drafter.commit(text.state, step, [1, 2])
+    text.tokens.extend([1, 2])
+    step.fill_(7.0)
+    assert_in_step(drafter, text, read_afresh(TARGET, text.tokens)[0])

@@ -83,6 +83,17 @@ def test_a_target_reads_past_its_own_module(world: World, made: Made, name: str)
         assert engine.generate("abc", SHORT).token_ids == plain.token_ids
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["vllm-truncated-bias", "hydra++", "mtp-deepseek-copies"])
+def test_heads_draft_in_half_precision(world: World, made: Made, name: str, dtype: str) -> None:
+    """Caches, rotary tables and matrices are all of the target's dtype."""
+    tree = Topology.from_paths([(0,), (1,), (0, 0), (1, 2), (0, 0, 0)])
+    engine = entmtp.load(str(world.folder), str(made(name).file), dtype=dtype, topology=tree)
+    stats = engine.generate("abcabc", SHORT).stats
+    assert (stats.dtype, stats.drafter) == (dtype, CASES[name].kind)
+    assert stats.num_drafted > 8
+
+
 # -- what load picks -------------------------------------------------------------------------------
 
 

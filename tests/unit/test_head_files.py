@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from entmtp.errors import CheckpointError
+from entmtp.errors import AssetError, CheckpointError
+from entmtp.loading.heads_source import find_heads
 from entmtp.topology import Topology
 from heads_cases import (
     CASES,
@@ -229,6 +230,35 @@ def test_a_config_with_absurd_values_does_no_harm(
     numbers = {key: 10**18 for key, value in entries.items() if type(value) is int and value}
     file = rewritten(made(name), tmp_path / "h", tensors_of(made(name)), numbers)
     assert world.drafter(file).name == CASES[name].kind
+
+
+# -- the Hub ---------------------------------------------------------------------------------------
+
+
+def test_a_failed_download_is_one_line() -> None:
+    """Its reason is the first line of what the client says."""
+
+    def download(repo_id: str) -> str:
+        raise ConnectionError(f"no route for {repo_id}\nsome advice\nTraceback ...")
+
+    with pytest.raises(AssetError) as caught:
+        find_heads("someone/heads", download=download)
+    text = str(caught.value)
+    assert "someone/heads is no folder here and could not be fetched" in text
+    assert "(ConnectionError: no route for someone/heads): check the id and the network" in text
+    assert "\n" not in text
+
+
+def test_without_a_network_an_id_is_refused() -> None:
+    """What the real client says where it may not go out."""
+    with pytest.raises(AssetError, match=r"^someone/heads is no folder here and could not .*"):
+        find_heads("someone/heads")
+
+
+def test_a_downloaded_folder_without_heads_is_refused(tmp_path: Path) -> None:
+    """As a folder of one's own."""
+    with pytest.raises(CheckpointError, match="holds no file of heads"):
+        find_heads("someone/heads", download=lambda repo_id: str(tmp_path))
 
 
 # -- afterwards ------------------------------------------------------------------------------------
