@@ -7,13 +7,13 @@ import pytest
 import torch
 from exactness import NONE, HalfRightDrafter, RandomScheduler, SpyTarget, outcome, random_topology
 
+from entmtp.decoder.kv_cache import TorchKVCache
 from entmtp.drafters.base import Drafter
 from entmtp.drafters.empty import EmptyDrafter
 from entmtp.engine import Engine, EngineLimits, GenerationResult, Request
 from entmtp.params import SamplingParams
 from entmtp.scheduler import FixedScheduler
 from entmtp.target.base import Segment, Target
-from entmtp.decoder.kv_cache import TorchKVCache
 from entmtp.target.llama import LlamaTarget
 from entmtp.topology import Topology
 from fakes import ByteTokenizer, HopelessDrafter, PerfectDrafter, ScriptedDrafter, tiny_target

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entmtp.target.base import KVCache, Segment
 from entmtp.decoder.kv_cache import TorchKVCache
+from entmtp.target.base import KVCache, Segment
 from entmtp.target.llama import LlamaTarget
 from entmtp.target.weights import tensor_shapes
 from entmtp.topology import Topology
