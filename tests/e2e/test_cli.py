@@ -477,10 +477,10 @@ BAD_INPUT = {
     "tokenizer of another model": ("generate --prompt hi --model {foreign}", "not belong together"),
     "heads of another size": (f"{GENERATE} --drafter {{thin_heads}}", "a hidden size of 16"),
     "heads of another vocabulary": (f"{GENERATE} --drafter {{other_heads}}", "vocabulary of 99"),
-    "truncated heads": (f"{GENERATE} --drafter {{cut_heads}}", "cannot be read as safetensors"),
-    "missing heads": (f"{GENERATE} --drafter {{missing}}", "no such file of heads"),
+    "truncated heads": (f"{GENERATE} --drafter {{cut_heads}}", "damaged or was not copied whole"),
+    "missing heads": (f"{GENERATE} --drafter {{missing}}", "no such file or folder of heads"),
     "heads that do not ship": (f"{GENERATE} --drafter hydra", "no hydra heads are shipped"),
-    "name of heads too long": (f"{GENERATE} --drafter {'x' * 300}", "cannot be read"),
+    "name of heads too long": (f"{GENERATE} --drafter {'x' * 300}", "no such file or folder"),
     "tree deeper than the heads": (
         f"{GENERATE} --drafter {{heads}} --topology {{deep}}",
         "3 deep, but the hydra drafter has 2 heads",
