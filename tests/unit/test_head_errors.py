@@ -111,6 +111,14 @@ def test_a_tensor_of_another_kind_of_number_is_named(world: World, made: Made, n
         assert re.search(rf"tensor {re.escape(changed)} is stored as \w+, but", text), text
 
 
+def test_packed_numbers_are_refused(world: World, made: Made) -> None:
+    """Pairs of 4-bit floats count as floating-point, but once ended in an error of torch."""
+    tensors = needed(made("medusa-v2"))
+    packed = torch.zeros((32, 32), dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    text = verdict(world, {**tensors, "0.0.linear.weight": packed})
+    assert "0.0.linear.weight is stored as float4_e2m1fn_x2, but" in text
+
+
 @pytest.mark.parametrize(
     ("name", "tensor"),
     [

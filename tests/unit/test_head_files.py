@@ -146,8 +146,8 @@ def test_a_file_without_weights_is_refused(
         ({"0.0.linear.weight": 1.5}, r"'0\.0\.linear\.weight' is an object of type float"),
         ({"state_dict": {"a": None}}, r"entry 'a' is an object of type NoneType"),
         ({7: torch.ones(2)}, r"entry 7 has no text as its name"),
-        ({"a": torch.eye(2).to_sparse()}, r"entry 'a' is a sparse, quantised or meta tensor"),
-        ({"a": torch.ones(2, device="meta")}, r"entry 'a' is a sparse, quantised or meta tensor"),
+        ({"a": torch.eye(2).to_sparse()}, r"entry 'a' is a sparse, nested, quantised or meta"),
+        ({"a": torch.ones(2, device="meta")}, r"entry 'a' is a sparse, nested, quantised or meta"),
     ],
     ids=["tensor", "list", "nothing", "number", "inner", "numbered", "sparse", "meta"],
 )
@@ -160,6 +160,14 @@ def test_a_pickle_of_something_else_is_refused(
     text = refusal(world, file)
     assert re.search(message, text)
     assert text.endswith("save the plain state dict of the heads")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused(world: World, tmp_path: Path) -> None:
+    """It has no shape to report, which once ended in an internal error of torch."""
+    file = tmp_path / "heads.pt"
+    torch.save({"a": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, file)
+    assert "entry 'a' is a sparse, nested, quantised or meta" in refusal(world, file)
 
 
 @pytest.mark.parametrize("given", ["nothing.pt", "~nobody-of-this-name/heads", "a" * 300, "a\0b"])

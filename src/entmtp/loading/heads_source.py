@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from entmtp.drafters.checkpoint import FORMAT
+from entmtp.drafters.formats.base import listing
 from entmtp.drafters.formats.tensor_file import SUFFIXES, holds_any, read_metadata, read_tensors
 from entmtp.errors import CheckpointError
 from entmtp.loading.assets import HUB_ID, from_hub, user_path
@@ -130,7 +131,7 @@ def _in_folder(folder: Path) -> HeadsSource:
         return HeadsSource(file, (file,), config)
     if found:
         raise CheckpointError(
-            f"{folder} holds several files that could be heads ({', '.join(found)}): name the file"
+            f"{folder} holds several files that could be heads ({listing(found)}): name the file"
         )
     raise CheckpointError(
         f"{folder} holds no file of heads: give a file, or a folder with {usual[0]}, {usual[1]} or "

@@ -13,7 +13,15 @@ from entmtp.decoder.config import BlockConfig
 from entmtp.drafters.heads import HeadsConfig
 from entmtp.errors import CheckpointError
 
-__all__ = ["Checkpoint", "HeadsSizes", "ParsedHeads", "Shape", "TargetFacts", "check_tensors"]
+__all__ = [
+    "Checkpoint",
+    "HeadsSizes",
+    "ParsedHeads",
+    "Shape",
+    "TargetFacts",
+    "check_tensors",
+    "listing",
+]
 
 Shape = tuple[int, ...]
 _LISTED = 4  # names that a message lists before it only counts
@@ -158,7 +166,8 @@ def check_tensors(
             )
         dtype = found[name].dtype
         is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
-        if not (is_integer if name in integers else dtype.is_floating_point):
+        is_float = dtype.is_floating_point and not str(dtype).endswith("_x2")  # packed pairs
+        if not (is_integer if name in integers else is_float):
             needed = "integers" if name in integers else "floating-point numbers"
             raise CheckpointError(
                 f"{file}: tensor {name} is stored as {str(dtype).removeprefix('torch.')}, but "

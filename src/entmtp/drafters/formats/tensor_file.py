@@ -150,14 +150,19 @@ def _state_dict(data: object, file: Path) -> dict[str, Tensor]:
             fault = "has no text as its name"
         elif not isinstance(value, Tensor):
             fault = f"is {_kind(value)}, not a tensor"
-        elif value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
-            fault = "is a sparse, quantised or meta tensor, not a plain one"
+        elif not _is_plain(value):
+            fault = "is a sparse, nested, quantised or meta tensor, not a plain one"
         else:
             continue
         raise CheckpointError(
             f"{file}: entry {name!r:.80} {fault}: save the plain state dict of the heads"
         )
     return dict(data)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    is_dense = tensor.layout == torch.strided and not tensor.is_nested
+    return is_dense and not tensor.is_quantized and tensor.device.type == "cpu"
 
 
 def _kind(value: object) -> str:
