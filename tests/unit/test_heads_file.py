@@ -227,6 +227,16 @@ def test_a_scale_of_another_length_is_refused(tmp_path: Path) -> None:
         load(path)
 
 
+def test_a_single_number_with_a_scale_is_refused(tmp_path: Path) -> None:
+    """An int8 number without rows once passed the check of its scale and ended in a traceback."""
+    path = tmp_path / "q.safetensors"
+    save_heads(make_heads(), path, "mine", quantize=True)
+    name = "blocks.0.0.linear.weight"
+    rewrite(path, {name: torch.zeros((), dtype=torch.int8), f"{name}.scale": torch.ones(())})
+    with pytest.raises(CheckpointError, match="fits no int8 matrix"):
+        load(path)
+
+
 def test_heads_of_another_hidden_size_are_refused(file: Path) -> None:
     """The message names both models and both sizes."""
     message = r"trained on mine with a hidden size of 8, but mine has 16"
@@ -280,8 +290,19 @@ def test_the_sizes_of_a_block_survive(block_file: Path) -> None:
         json.dumps({**asdict(BLOCK), "num_kv_heads": 0}),
         json.dumps({**asdict(BLOCK), "num_heads": "4"}),
         json.dumps({**asdict(BLOCK), "head_dim": 3}),
+        "[" * 100_000,
+        json.dumps({**asdict(BLOCK), "intermediate_size": 10**30}),
+        json.dumps({**asdict(BLOCK), "rms_norm_eps": "small"}),
+        json.dumps({**asdict(BLOCK), "rms_norm_eps": 0}),
+        json.dumps({**asdict(BLOCK), "rope_theta": None}),
+        json.dumps({**asdict(BLOCK), "rope_theta": -5}),
+        json.dumps({**asdict(BLOCK), "rope_scaling": {"kind": "new", "divisors": []}}),
+        json.dumps({**asdict(BLOCK), "rope_scaling": {"kind": "yarn", "divisors": []}}),
+        json.dumps(
+            {**asdict(BLOCK), "rope_scaling": {"kind": "linear", "factor": 0, "divisors": []}}
+        ),
     ],
-    ids=range(14),
+    ids=range(23),
 )
 def test_a_block_that_cannot_be_computed_is_refused(block_file: Path, block: str | None) -> None:
     """Missing, damaged, or of sizes that do not go together."""

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from entmtp.decoder.config import BlockConfig
-from entmtp.decoder.rope import RopeScaling
+from entmtp.decoder.rope import RopeScaling, inverse_frequencies
 from entmtp.drafters.heads import KINDS, Heads, HeadsConfig, build_heads
 from entmtp.errors import CheckpointError
 
@@ -37,6 +37,7 @@ __all__ = [
 
 FORMAT, SCHEMA = "entmtp-heads", "1"
 _MAX_COUNT = 256  # heads or layers; published files have at most a dozen
+_MAX_SIZE = 1 << 20  # rows or columns of a block; the products of three fit in 64 bits
 _FLAGS = ("has_own_output", "has_output_bias", "is_output_shared", "is_tied", "hidden_first")
 
 
@@ -183,7 +184,12 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
     scales = {name: raw.pop(name) for name in list(raw) if name.endswith(".scale")}
     for name, scale in scales.items():
         matrix = raw.get(name.removesuffix(".scale"))
-        if matrix is None or matrix.dtype != torch.int8 or scale.shape != matrix.shape[:1]:
+        if (
+            matrix is None
+            or matrix.dtype != torch.int8
+            or scale.shape != matrix.shape[:1]
+            or not matrix.dim()
+        ):
             raise CheckpointError(f"{file}: the scale {name!r} fits no int8 matrix")
         raw[name.removesuffix(".scale")] = matrix.to(torch.float32) * scale[:, None]
     return raw
@@ -233,7 +239,7 @@ def _parse_config(metadata: dict[str, str], file: Path) -> HeadsConfig:
             block=_parse_block(metadata.get("block")),
             **flags,
         )
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file}: bad or missing metadata: {error}") from error
     sizes = (config.hidden_size, config.vocab_size, config.num_heads, config.num_layers)
     is_sound = config.kind in KINDS and min(sizes) >= 1 and max(sizes[2:]) <= _MAX_COUNT
@@ -246,9 +252,22 @@ def _parse_config(metadata: dict[str, str], file: Path) -> HeadsConfig:
 def _fits(block: BlockConfig, hidden_size: int) -> bool:
     """Whether a block can be computed, behind rows of the heads' width."""
     sizes = (block.intermediate_size, block.num_heads, block.num_kv_heads, block.head_dim)
-    is_sound = all(type(size) is int and size >= 1 for size in sizes)
+    is_sound = all(type(size) is int and 1 <= size <= _MAX_SIZE for size in sizes)
     is_sound = is_sound and block.num_heads % block.num_kv_heads == block.head_dim % 2 == 0
-    return is_sound and block.hidden_size == hidden_size
+    return is_sound and block.hidden_size == hidden_size and _has_numbers(block)
+
+
+def _has_numbers(block: BlockConfig) -> bool:
+    """Whether norms and rotary frequencies can be computed."""
+    scaling = block.rope_scaling
+    scale = 1.0 if scaling is None else scaling.attention_factor
+    try:
+        is_sound = all(0 < x < math.inf for x in (block.rms_norm_eps, block.rope_theta, scale))
+        frequencies = inverse_frequencies(block)
+    except (TypeError, ValueError, ArithmeticError, RuntimeError):  # texts, zeros, other lengths
+        return False
+    is_sound = is_sound and len(frequencies) == block.head_dim // 2
+    return is_sound and bool(frequencies.isfinite().all())
 
 
 def _parse_block(text: str | None) -> BlockConfig | None:
