@@ -146,6 +146,15 @@ def test_a_folder_of_heads_loads_its_base_model(
     assert engine.generate("abc", SHORT).token_ids == plain.token_ids
 
 
+def test_heads_that_name_heads_as_their_base_are_refused(made: Made, tmp_path: Path) -> None:
+    """Themselves or others; the message once asked to fetch a tokenizer."""
+    folder = heads_with_base(made("medusa-v1"), tmp_path / "heads", str(tmp_path / "heads"))
+    other = heads_with_base(made("hydra"), tmp_path / "other", str(folder))
+    for heads in (folder, other):
+        with pytest.raises(CheckpointError, match="which is a folder of heads again: give the mod"):
+            entmtp.load(str(heads))
+
+
 @pytest.mark.parametrize(("heads", "name"), [("none", "none"), ("lookup", "lookup")])
 def test_the_base_of_heads_may_draft_otherwise(
     world: World, made: Made, tmp_path: Path, heads: str, name: str

@@ -78,7 +78,8 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
     path = resolve_model(model)
     base = named_base_model(path)
     if base is not None:  # a folder of heads
-        heads, model, path = (model if heads == "auto" else heads), base, resolve_model(base)
+        heads, model = (model if heads == "auto" else heads), base
+        path = _base_model(path, base)
     tokenizer = load_tokenizer(tokenizer_folder(path))
     target = load_target(path, dtype=dtype, device=device, backend=backend)
     if tokenizer.vocab_size > target.config.vocab_size:
@@ -92,6 +93,17 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
     if isinstance(policy, str):
         policy = make_scheduler(policy, drafter, bank, topology)
     return Engine(target, drafter, policy, tokenizer, limits)
+
+
+def _base_model(heads: Path, base: str) -> Path:
+    """The model that a folder of heads names."""
+    path = resolve_model(base)
+    if named_base_model(path) is not None:
+        raise CheckpointError(
+            f"{heads / 'config.json'} names {base} as base_model_name_or_path, which is a folder "
+            "of heads again: give the model itself as the model, and the heads as the drafter"
+        )
+    return path
 
 
 def load_target(
