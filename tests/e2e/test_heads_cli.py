@@ -125,11 +125,17 @@ def test_verify_finds_heads_that_are_drafted_wrongly(
         ("heads inspect {model}", "no file of heads in a known layout"),
         ("heads convert {v2} {root}/new.pt --model {model}", "must end in .safetensors"),
         ("heads convert {v2} {v2} --model {model}", "exists already"),
+        (
+            f"heads convert {{v2}} {'x' * 300}.safetensors --model {{model}}",
+            "is no name for a file",
+        ),
         ("heads convert {v2} {root}/x.safetensors --model {model} --dtype int4", "int4"),
         ("heads convert {v2} {root}/no/x.safetensors --model {model}", "cannot write"),
         ("heads convert {deepseek} {root}/y.safetensors", "does not name its model"),
         ("heads verify {v1}", "lmsys/vicuna-7b-v1.3"),
         ("heads verify {v1} --model {model} --device tpu", "device"),
+        ("heads verify {v1} --model {model} --prompt ''", "the prompt has 0 tokens"),
+        (f"heads verify {{v1}} --model {{model}} --prompt {'x' * 300}", "the context window holds"),
     ],
 )
 def test_mistakes_are_one_line(run: Run, files: dict[str, Path], line: str, message: str) -> None:

@@ -36,7 +36,13 @@ def convert_heads(
         raise InputError(f"dtype is {dtype!r}; it must be one of {', '.join(STORED_DTYPES)}")
     if out.suffix != ".safetensors":
         raise InputError(f"{out}: the file must end in .safetensors")
-    if out.exists():
+    try:
+        is_there = out.exists()
+    except (OSError, ValueError) as error:  # a name that no file can have
+        raise InputError(
+            f"{str(out)!r:.80} is no name for a file ({error}): give another"
+        ) from error
+    if is_there:
         raise InputError(f"{out} exists already; remove it or give another name")
     heads = heads_of_source(source, base, model)
     if dtype == "int8":

@@ -1,8 +1,9 @@
 """The forward pass of heads once more: straight from a file's tensors, in float64, path by path.
 
-The slow twin of the drafters. It shares no code with them or with the readers of layouts: names
-and formulas are written out again (Cai et al. 2024, Ankner et al. 2024, DeepSeek-V3 2024, MiMo
-2025), there is no cache, no batch, and every score is computed from the whole text.
+The slow twin of the drafters. It shares no code with them or with the readers of layouts but the
+rotary frequencies: names and formulas are written out again (Cai et al. 2024, Ankner et al. 2024,
+DeepSeek-V3 2024, MiMo 2025), there is no cache, no batch, and every score is computed from the
+whole text.
 """
 
 import math

@@ -21,6 +21,7 @@ from entmtp.checkpoints.reference import Reference, TargetMatrices
 from entmtp.drafters.base import Drafter, DraftRequest, DraftTree
 from entmtp.drafters.checkpoint import load_heads, read_heads_file
 from entmtp.drafters.formats.naming import strip_prefix
+from entmtp.errors import InputError
 from entmtp.loading.drafters import heads_of_source, make_drafter
 from entmtp.loading.heads_source import HeadsSource
 from entmtp.target.base import Segment, Target
@@ -111,7 +112,9 @@ def verify_heads(  # noqa: PLR0913 - keyword-only beyond the fourth
 
     Raises:
         CheckpointError: the heads cannot be used with this target.
+        InputError: the prompt is empty, or leaves no room in the context window.
     """
+    _check_prompt(prompt, target)
     drafter = make_drafter(heads_of_source(source, target, model), target)
     reference = _reference(source, target, model)
     text = _plain_text(target, list(prompt), num_tokens)
@@ -133,6 +136,15 @@ def verify_heads(  # noqa: PLR0913 - keyword-only beyond the fourth
             progress(number + 1, num_trees)
     report.top1, report.top5 = _hits(reference, text, first, depth)
     return report
+
+
+def _check_prompt(prompt: Sequence[int], target: Target) -> None:
+    window = target.config.context_window
+    if not 0 < len(prompt) < window:
+        raise InputError(
+            f"the prompt has {len(prompt)} tokens; it must have at least one, and fewer than the "
+            f"{window} that the context window holds with the answer: give another --prompt"
+        )
 
 
 def _reference(source: HeadsSource, target: Target, model: str) -> Reference:
