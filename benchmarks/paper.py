@@ -55,6 +55,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.medusa is None and args.hydra is None:
         parser.error("give --medusa, --hydra or both")
+    if args.json is not None and (args.json.is_dir() or not args.json.parent.is_dir()):
+        parser.error(f"--json {args.json}: give a file in a folder that is there")
     return args
 
 
@@ -139,7 +141,7 @@ def print_table(report: dict[str, object]) -> None:
         print("typical acceptance is LOSSY: the texts are no longer those of the model alone")
     head = ("tokens/s", "speed-up", "tokens/step", "identical", "gap (nats)")
     print(f"{'system':<20}" + "".join(f"{text:>13}" for text in head))
-    first = rows["plain"]["tokens_per_s"]
+    first = rows["plain"]["tokens_per_s"] or math.nan  # texts of one token have no decode time
     for name, row in rows.items():
         same = f"{row['identical_to_first']}/{report['prompts']}"
         print(

@@ -81,6 +81,25 @@ def test_the_perplexity_is_that_of_the_text(files: dict[str, str]) -> None:
         paper.CHUNK = chunk
 
 
+def test_texts_of_one_token_have_no_speed(
+    files: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is decoded after the prefill; the table once ended in a division by zero."""
+    assert paper.main(run_paper(files, "--max-new-tokens=1")) == 0
+    assert capsys.readouterr().out.count("nanx") == 3
+
+
+@pytest.mark.parametrize("path", ["nowhere/report.json", "."])
+def test_a_report_that_cannot_be_written_is_refused_at_once(
+    files: dict[str, str], path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It once ended in a traceback after the whole run."""
+    with pytest.raises(SystemExit) as caught:
+        paper.main(run_paper(files, f"--json={path}"))
+    assert caught.value.code == 2
+    assert "give a file in a folder that is there" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
