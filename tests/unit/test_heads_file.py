@@ -139,6 +139,13 @@ def test_an_interrupted_save_leaves_the_old_file(file: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
+def test_a_saved_file_has_the_permissions_of_any_new_file(file: Path) -> None:
+    """It could once be read by its owner alone, whatever the umask."""
+    other = file.with_name("other")
+    other.touch()
+    assert file.stat().st_mode == other.stat().st_mode
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """The message says which file."""
     with pytest.raises(CheckpointError, match=r"nowhere\.safetensors: no such file of heads"):

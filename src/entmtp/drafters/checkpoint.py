@@ -82,7 +82,10 @@ def save_heads(heads: Heads, file: Path, target: str, *, quantize: bool = False)
     metadata |= _write_config(heads.config)
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # the writer makes a file that only its owner can read
         save_file(tensors, temporary, metadata=metadata)
+        temporary.chmod(mode)
         os.replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
