@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from entmtp.errors import UnsupportedModelError
+from entmtp.errors import CheckpointError, UnsupportedModelError
+from entmtp.loading.heads_source import find_heads
 from heads_cases import (
     CASES,
     LAYOUTS,
@@ -315,3 +316,11 @@ def test_a_missing_token_map_is_named(world: World, made: Made, tmp_path: Path) 
     del tensors["token_map"]
     text = refusal(world, rewritten(made("vllm-truncated"), tmp_path / "h", tensors))
     assert "scores 86 of 259 tokens, but lacks the tensor token_map" in text
+
+
+def test_other_files_are_no_heads(tmp_path: Path) -> None:
+    """A file that is named otherwise is refused by its name, not called damaged."""
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match=r"no file of heads by its name.*\.safetensors"):
+        find_heads(str(file))

@@ -70,6 +70,10 @@ def find_heads(name: str, *, download: Callable[[str], str] | None = None) -> He
     except (OSError, ValueError):
         is_file = is_folder = False
     if is_file:
+        if path.suffix not in SUFFIXES:
+            raise CheckpointError(
+                f"{path} is no file of heads by its name; heads end in {', '.join(SUFFIXES)}"
+            )
         return HeadsSource(path, (path,), _config(path.parent))
     if is_folder:
         return _in_folder(path)

@@ -71,6 +71,11 @@ class HydraLayout:
         _refuse_other_architectures(checkpoint)
         sizes, found = self.sizes(checkpoint), checkpoint.tensors
         blocks = _block_numbers(found)
+        bias = found.get(f"hydra_mlp.0.{blocks[0]}.linear.bias")
+        if bias is not None and bias.shape == (
+            sizes.hidden_size,
+        ):  # two tensors agree: the file is sound, if not this one's
+            check_hidden_size(checkpoint, sizes.hidden_size, target)
         expected = _head_shapes(sizes, blocks, found)
         block = None
         if sizes.kind == "hydra++":

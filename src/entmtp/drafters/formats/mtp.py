@@ -95,6 +95,9 @@ class _ModuleLayout:
         shapes |= dict.fromkeys(copies, (num_rows, size))
         check_tensors(own, {f"{start}{name}": s for name, s in shapes.items()}, _BUFFERS)
         check_hidden_size(checkpoint, size, target)
+        stated = checkpoint.config.get("vocab_size")
+        if type(stated) is int:
+            check_vocabulary(checkpoint, stated, target)
         check_vocabulary(checkpoint, num_rows, target)
         tensors = {f"layer.{name}": module[name] for name in block_shapes(block)}
         names = self._names
