@@ -75,6 +75,7 @@ class SpyTarget:
         self._target = target
         self.config, self.device, self.dtype = target.config, target.device, target.dtype
         self.backend, self.embedding = target.backend, target.embedding
+        self.precision = target.precision
         self.output_rows, self.project_output = target.output_rows, target.project_output
         self.caches: list[KVCache] = []
 

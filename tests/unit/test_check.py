@@ -46,6 +46,7 @@ class NoisyTarget:
         self._target, self._size = target, size
         self.config, self.device, self.dtype = target.config, target.device, target.dtype
         self.backend, self.new_cache = target.backend, target.new_cache
+        self.precision = target.precision
         self.embedding, self.output_rows = target.embedding, target.output_rows
 
     def forward(self, segments: Sequence[Segment]) -> TargetOutput:

@@ -232,6 +232,7 @@ class PoisonedTarget:
         self._target, self._poison = target, poison
         self.config, self.device, self.dtype = target.config, target.device, target.dtype
         self.backend, self.embedding = target.backend, target.embedding
+        self.precision = target.precision
         self.output_rows = target.output_rows
 
     def new_cache(self, capacity: int) -> KVCache:

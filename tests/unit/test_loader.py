@@ -236,11 +236,13 @@ def test_an_unknown_tree_is_refused(model: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "int8"}, "dtype is 'int8'; it must be auto or one of float32"),
+        ({"dtype": "int4"}, "dtype is 'int4'; it must be auto, int8 or one of float32"),
+        ({"dtype": "int8", "backend": "torch"}, "of the native backend, which is not used"),
         ({"device": "tpu"}, "device is 'tpu'; it must be auto, cpu or cuda"),
         ({"device": "mps"}, "device is 'mps'; it must be auto, cpu or cuda"),
         ({"device": "cuda:99"}, "there is no device cuda:99"),
-        ({"backend": "native"}, "backend is 'native'; it must be one of auto, torch"),
+        ({"backend": "metal"}, "backend is 'metal'; it must be one of auto, torch, native"),
+        ({"backend": "native", "dtype": "float32"}, "computes in int8 on a CPU, not in float32"),
         ({"threads": 0}, "threads is 0; it must be between 1 and 1024"),
         ({"threads": 10**12}, "it must be between 1 and 1024"),
     ],

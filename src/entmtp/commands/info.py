@@ -42,8 +42,7 @@ def _facts() -> dict[str, Any]:
         "packages": [f"{name} {_version(name)}" for name in _PACKAGES],
         "device": torch.cuda.get_device_name() if has_cuda else f"cpu ({platform.machine()})",
         "threads": torch.get_num_threads(),
-        "backend": f"torch-{'cuda' if has_cuda else 'cpu'} (the only backend of this version)",
-        "dtype": "bfloat16" if has_cuda else "float32",
+        "backend": _backend(has_cuda),
         "home": str(home()),
         "models": [f"{name} ({_state(home() / 'models' / name)})" for name in MODELS],
         "heads": shipped_heads(),
@@ -65,6 +64,21 @@ def _state(folder: Path) -> str:
         return "ready"
     limit = ", the reach of its sliding window" if config.is_window_capped else ""
     return f"ready, context window {config.context_window}{limit}"
+
+
+def _backend(has_cuda: bool) -> str:
+    """What ``--backend auto`` takes, and why."""
+    from entmtp.kernels.library import load_library, missing_reason
+
+    library = load_library()
+    if has_cuda:
+        return "torch-cuda bfloat16 (there is a GPU)"
+    if library is None:
+        return f"torch-cpu float32 ({missing_reason()})"
+    if library.isas[0] == "portable":
+        return "torch-cpu float32 (this CPU lacks AVX2; --backend native runs, but slowly)"
+    others = ", ".join(library.isas)
+    return f"native-{library.isas[0]} int8 (this CPU runs {others})"
 
 
 def _version(package: str) -> str:

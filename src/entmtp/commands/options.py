@@ -47,15 +47,15 @@ _MODEL_OPTIONS = (
         "--backend",
         default="auto",
         show_default=True,
-        metavar="[auto|torch]",
-        help="What computes the model.",
+        metavar="[auto|native|torch]",
+        help="What computes the model; auto: native (int8) on a CPU that suits it, else torch.",
     ),
     click.option(
         "--dtype",
         default="auto",
         show_default=True,
-        metavar="[auto|float32|bfloat16|float16]",
-        help="auto: float32 on a CPU, bfloat16 on CUDA.",
+        metavar="[auto|int8|float32|bfloat16|float16]",
+        help="auto: int8 in the native core, float32 in torch on a CPU, bfloat16 on CUDA.",
     ),
     click.option(
         "--device",
@@ -64,9 +64,16 @@ _MODEL_OPTIONS = (
         metavar="[auto|cpu|cuda]",
         help="auto: CUDA where there is some.",
     ),
+    click.option(
+        "--isa",
+        default="auto",
+        show_default=True,
+        metavar="[auto|avx512|avx2|portable]",
+        help="Instruction set of the native core.",
+    ),
 )
 
-_THREADS_OPTION = click.option("--threads", type=int, default=None, help="CPU threads of torch.")
+_THREADS_OPTION = click.option("--threads", type=int, default=None, help="CPU threads.")
 
 _TREE_OPTIONS = (
     click.option(
@@ -214,6 +221,7 @@ def load_engine(options: dict[str, Any]) -> "Engine":
         dtype=options["dtype"],
         device=options["device"],
         backend=options["backend"],
+        isa=options["isa"],
         threads=options.get("threads"),
     )
 

@@ -349,8 +349,8 @@ class Engine:
         if sequence.output.finish_reason is None:
             return StreamChunk(sequence.request_id, text, taken)
         self._running.remove(sequence)
-        dtype = str(self.target.dtype).removeprefix("torch.")
-        result = sequence.result(self.target.backend, dtype, self.drafter.name)
+        target = self.target
+        result = sequence.result(target.backend, target.precision, self.drafter.name)
         return StreamChunk(sequence.request_id, text, taken, result)
 
     def _check(self, request: Request) -> None:

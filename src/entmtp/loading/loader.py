@@ -9,12 +9,16 @@ from entmtp.drafters.base import Drafter, check_depth
 from entmtp.drafters.empty import EmptyDrafter
 from entmtp.engine import Engine, EngineLimits
 from entmtp.errors import CheckpointError, InputError
+from entmtp.kernels.library import load_library
 from entmtp.loading.assets import resolve_model, tokenizer_folder
 from entmtp.loading.drafters import load_drafter
 from entmtp.loading.heads_source import named_base_model
+from entmtp.loading.native import load_native
 from entmtp.loading.tokenizers import load_tokenizer
 from entmtp.scheduler import FixedScheduler, HysteresisScheduler, TopologyScheduler
+from entmtp.target.base import Target, TargetConfig
 from entmtp.target.llama import LlamaTarget
+from entmtp.target.native_weights import native_obstacle
 from entmtp.target.weights import iter_tensors, read_config
 from entmtp.topology import Topology, load_topology
 
@@ -29,7 +33,7 @@ __all__ = [
 ]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-BACKENDS = ("auto", "torch")
+BACKENDS = ("auto", "torch", "native")
 POLICIES = ("auto", "fixed", "hysteresis")
 
 
@@ -44,6 +48,7 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
     device: str = "auto",
     backend: str = "auto",
     threads: int | None = None,
+    isa: str = "auto",
     limits: EngineLimits | None = None,
 ) -> Engine:
     """Make an engine.
@@ -60,11 +65,13 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
             of one's own, which brings its trees: topology and bank are then left out.
         topology: one tree for every step: a shipped name, a bank entry, a JSON file or a
             :class:`Topology`; implies ``fixed``.
-        dtype: ``float32``, ``bfloat16`` or ``float16``; ``auto`` is float32 on a CPU, where
-            output is exact to rounding, and bfloat16 on CUDA.
+        dtype: ``int8`` (native), ``float32``, ``bfloat16`` or ``float16`` (torch); ``auto`` is
+            int8 in the native core, float32 in torch on a CPU, bfloat16 on CUDA.
         device: ``cpu``, ``cuda``, ``cuda:1``; ``auto`` takes CUDA where there is some.
-        backend: ``torch``; ``auto`` means this.
-        threads: of torch on the CPU; ``None`` leaves them as they are.
+        backend: ``native`` (int8 on the CPU) or ``torch``; ``auto`` is native on a CPU with a fast
+            instruction set where neither dtype nor device asks for torch.
+        threads: of the CPU; ``None`` leaves them as they are.
+        isa: instruction set of the native core: ``auto``, ``avx512``, ``avx2`` or ``portable``.
         limits: bounds on the work of a step.
 
     Raises:
@@ -81,7 +88,7 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
         heads, model = (model if heads == "auto" else heads), base
         path = _base_model(path, base)
     tokenizer = load_tokenizer(tokenizer_folder(path))
-    target = load_target(path, dtype=dtype, device=device, backend=backend)
+    target = load_target(path, dtype=dtype, device=device, backend=backend, isa=isa)
     if tokenizer.vocab_size > target.config.vocab_size:
         raise CheckpointError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only "
@@ -107,23 +114,49 @@ def _base_model(heads: Path, base: str) -> Path:
 
 
 def load_target(
-    path: Path, *, dtype: str = "auto", device: str = "auto", backend: str = "auto"
-) -> LlamaTarget:
+    path: Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    backend: str = "auto",
+    isa: str = "auto",
+) -> Target:
     """Read a model's weights; arguments as :func:`load`.
 
     Raises:
-        InputError: unknown dtype, device or backend.
+        InputError: unknown dtype, device or backend, or values that exclude one another.
         CheckpointError: the weights cannot be used.
     """
     if backend not in BACKENDS:
         raise InputError(f"backend is {backend!r}; it must be one of {', '.join(BACKENDS)}")
-    if dtype != "auto" and dtype not in DTYPES:
-        raise InputError(f"dtype is {dtype!r}; it must be auto or one of {', '.join(DTYPES)}")
+    if dtype not in ("auto", "int8", *DTYPES):
+        raise InputError(f"dtype is {dtype!r}; it must be auto, int8 or one of {', '.join(DTYPES)}")
     place = _device(device)
+    config = read_config(path)
+    if backend == "auto":
+        backend = "native" if _prefers_native(config, dtype, place, isa) else "torch"
+    if backend == "native":
+        if dtype not in ("auto", "int8") or place.type != "cpu":
+            raise InputError(
+                f"the native backend computes in int8 on a CPU, not in {dtype} on {place.type}; "
+                "use --backend torch"
+            )
+        return load_native(path, config, threads=torch.get_num_threads(), isa=isa)
+    if dtype == "int8" or isa != "auto":
+        raise InputError("int8 and instruction sets are of the native backend, which is not used")
     if dtype == "auto":
         dtype = "float32" if place.type == "cpu" else "bfloat16"
-    config = read_config(path)
     return LlamaTarget(config, iter_tensors(path, config), DTYPES[dtype], place)
+
+
+def _prefers_native(config: TargetConfig, dtype: str, place: torch.device, isa: str) -> bool:
+    """Whether ``auto`` means the native core."""
+    library = load_library()
+    if place.type != "cpu" or dtype not in ("auto", "int8") or library is None:
+        return False
+    if dtype == "int8" or isa != "auto":
+        return True
+    return library.isas[0] != "portable" and native_obstacle(config) is None
 
 
 def make_scheduler(

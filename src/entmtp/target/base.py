@@ -113,6 +113,10 @@ class Target(Protocol):
     def backend(self) -> str:
         """Name for reports, for example ``torch-cpu``."""
 
+    @property
+    def precision(self) -> str:
+        """What products are computed in, for reports: ``float32``, ``int8`` and so on."""
+
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache with room for ``capacity`` rows; it grows where that is exceeded."""
 

@@ -54,6 +54,11 @@ class LlamaTarget:
         """``torch-cpu`` or ``torch-cuda``."""
         return f"torch-{self.device.type}"
 
+    @property
+    def precision(self) -> str:
+        """Name of the dtype."""
+        return str(self.dtype).removeprefix("torch.")
+
     def embedding(self) -> Tensor:
         """``(V, H)`` input embedding."""
         return self._stack.embedding

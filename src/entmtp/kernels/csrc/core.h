@@ -1,0 +1,110 @@
+// Plain data of the int8 decode core. No inline functions here: this header is compiled once for
+// every instruction set, and the linker would keep one copy of them, perhaps the wrong one.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace entmtp {
+
+// A panel is 32 output channels: two vectors of 16, so that the rotary pairs (i, i + dim/2) and
+// the gate and up channels that belong together lie in one panel.
+constexpr int kPanel = 32;
+constexpr int kBlockRows = 128;   // rows that go through the layers together
+constexpr int kKeyBlock = 64;     // tokens in a transposed block of keys: [dim][64]
+constexpr int kSpan = 128;        // positions whose attention is summed on its own
+constexpr int kVocabChunk = 1024; // channels in a partial log-sum-exp
+constexpr int kMaxThreads = 64;
+
+struct Config {
+    int32_t layers, hidden, heads, kv_heads, head_dim, inter, vocab, max_positions;
+    int32_t qkv_bias, o_bias, mlp_bias, qk_norm;
+    int32_t mix;                  // vectors of 16 that a Hadamard transform mixes before `down`
+    int32_t odd;                  // size of the dense factor of the residual rotation
+    float eps;
+};
+
+using half_t = uint16_t;          // IEEE binary16
+
+// Where the panels of one matrix lie in the packed file, and how many.
+struct Matrix { const uint8_t* panels; int32_t num_panels, k; };
+
+struct Layer {
+    Matrix qkv, o, gate_up, down;
+    const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias, *q_norm, *k_norm; // or null
+};
+
+struct Weights {
+    Layer* layers;
+    Matrix head;
+    const half_t* embedding;      // [vocab][hidden], rotated
+    const float* dense;           // [odd][odd] factor of the rotation
+    const float* final_norm;      // [hidden], for the hidden states that leave the core
+    const float *cos, *sin;       // [max_positions][head_dim / 2]
+};
+
+// Keys and values of one sequence in half precision. keys: [layer][kv][block][dim][64];
+// values: [layer][kv][slot][dim]. Slots below `length` are committed: slot = position.
+struct Cache { int32_t capacity, length; half_t *keys, *values; };
+
+// The rows of one sequence in a forward.
+struct Segment {
+    Cache* cache;
+    int32_t first_row, num_rows;
+    const uint8_t* mask;          // [num_rows][num_rows]; null is causal
+};
+
+// Statistics of one row of logits.
+struct RowStats { int32_t argmax; float p_max, log_sum_exp, entropy; };
+
+struct Partial { float max, sum, weighted; int32_t argmax; };
+
+struct Job {
+    const int32_t *tokens, *positions;
+    const Segment* segments;
+    int32_t num_segments, num_rows;
+    float* hidden;                // [num_rows][hidden] or null
+    const int32_t* logit_rows;    // rows that the output head is asked for
+    int32_t num_logit_rows;
+    float* logits;                // [num_logit_rows][vocab] or null
+    RowStats* stats;              // [num_logit_rows] or null
+};
+
+// Quantised rows: `bytes` a row, then one scale a row.
+struct Rows { uint8_t* data; float* scale; };
+
+struct Scratch {                  // of one thread
+    Rows rows;
+    float *row, *scores, *logits;
+};
+
+struct Phase { std::atomic<int32_t> next, done; };
+
+struct Model {
+    Config c;
+    Weights w;
+    int32_t threads;
+    Scratch scratch[kMaxThreads];
+    Rows rows;
+    float *x, *q, *h, *att;       // shared activations of a block of rows
+    float* parts;                 // attention: [row][head][span][dim + 2]
+    int32_t max_spans;
+    Partial* vocab_parts;
+    Phase* phases;
+    int32_t num_phases;
+    Job job;
+    int32_t block_first, block_rows;  // rows of the job in the present block
+};
+
+// What an instruction set brings.
+struct Isa {
+    const char* name;
+    int32_t act_bytes;            // of one quantised activation
+    int32_t layout;               // of the bytes in a panel
+    void (*run)(Model&, int thread);
+    void (*pack)(const int8_t* rows, int32_t k, uint8_t* panel); // 32 rows of k weights
+};
+
+extern const Isa kPortable, kAvx2, kAvx512;
+
+} // namespace entmtp

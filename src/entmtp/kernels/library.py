@@ -1,0 +1,233 @@
+"""The compiled library through ctypes: structures, signatures, and why it may be missing."""
+
+import ctypes
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from entmtp.errors import InputError
+
+__all__ = [
+    "ISAS",
+    "CConfig",
+    "CJob",
+    "CLayer",
+    "CRowStats",
+    "CSegment",
+    "CWeights",
+    "Library",
+    "address",
+    "load_library",
+    "missing_reason",
+]
+
+ISAS = ("avx512", "avx2", "portable")
+"""Instruction sets, the fastest first."""
+
+ABI = 1
+_NAMES = {"Linux": "libentmtp.so", "Darwin": "libentmtp.dylib", "Windows": "entmtp.dll"}
+_FOLDER = Path(__file__).parent
+_Pointer = ctypes.c_void_p
+_Int = ctypes.c_int32
+
+
+class CConfig(ctypes.Structure):
+    """``Config`` of core.h."""
+
+    _fields_ = [
+        *(
+            (name, _Int)
+            for name in (
+                "layers",
+                "hidden",
+                "heads",
+                "kv_heads",
+                "head_dim",
+                "inter",
+                "vocab",
+                "max_positions",
+                "qkv_bias",
+                "o_bias",
+                "mlp_bias",
+                "qk_norm",
+                "mix",
+                "odd",
+            )
+        ),
+        ("eps", ctypes.c_float),
+    ]
+
+
+class CLayer(ctypes.Structure):
+    """``EntmtpLayer`` of api.cpp."""
+
+    _fields_ = [
+        (name, _Pointer)
+        for name in (
+            "qkv",
+            "o",
+            "gate_up",
+            "down",
+            "qkv_bias",
+            "o_bias",
+            "gate_up_bias",
+            "down_bias",
+            "q_norm",
+            "k_norm",
+        )
+    ]
+
+
+class CWeights(ctypes.Structure):
+    """``EntmtpWeights`` of api.cpp."""
+
+    _fields_ = [
+        ("layers", ctypes.POINTER(CLayer)),
+        *((name, _Pointer) for name in ("head", "embedding", "dense", "final_norm", "cos", "sin")),
+    ]
+
+
+class CSegment(ctypes.Structure):
+    """``Segment`` of core.h."""
+
+    _fields_ = [
+        ("cache", _Pointer),
+        ("first_row", _Int),
+        ("num_rows", _Int),
+        ("mask", _Pointer),
+    ]
+
+
+class CRowStats(ctypes.Structure):
+    """``RowStats`` of core.h."""
+
+    _fields_ = [
+        ("argmax", _Int),
+        ("p_max", ctypes.c_float),
+        ("log_sum_exp", ctypes.c_float),
+        ("entropy", ctypes.c_float),
+    ]
+
+
+class CJob(ctypes.Structure):
+    """``Job`` of core.h."""
+
+    _fields_ = [
+        ("tokens", _Pointer),
+        ("positions", _Pointer),
+        ("segments", ctypes.POINTER(CSegment)),
+        ("num_segments", _Int),
+        ("num_rows", _Int),
+        ("hidden", _Pointer),
+        ("logit_rows", _Pointer),
+        ("num_logit_rows", _Int),
+        ("logits", _Pointer),
+        ("stats", _Pointer),
+    ]
+
+
+@dataclass(frozen=True)
+class Library:
+    """The library, and what this CPU can run of it."""
+
+    lib: Any
+    isas: tuple[str, ...]
+
+    def isa(self, name: str) -> str:
+        """The instruction set to use.
+
+        Args:
+            name: ``auto`` for the fastest, or one of :data:`ISAS`.
+
+        Raises:
+            InputError: unknown, or this CPU lacks it.
+        """
+        if name == "auto":
+            return self.isas[0]
+        if name not in self.isas:
+            raise InputError(
+                f"instruction set is {name!r}; here it must be auto or one of "
+                f"{', '.join(self.isas)}"
+            )
+        return name
+
+    def layout(self, isa: str) -> int:
+        """Number of the weights' byte order under an instruction set."""
+        return int(self.lib.entmtp_isa_layout(isa.encode()))
+
+    def pack(self, rows: npt.NDArray[np.float32], isa: str) -> npt.NDArray[np.uint8]:
+        """Quantise and pack a matrix ``(channels, k)``; k is a multiple of 16."""
+        rows = np.ascontiguousarray(rows, dtype=np.float32)
+        channels, k = rows.shape
+        out = np.zeros(int(self.lib.entmtp_packed_bytes(channels, k)), dtype=np.uint8)
+        code = self.lib.entmtp_pack(isa.encode(), address(rows), channels, k, address(out))
+        assert code == 0, "the caller sees to the shape"  # noqa: S101
+        return out
+
+
+def address(array: npt.NDArray[Any] | None) -> int | None:
+    """Where the data of a contiguous array begins; the array must outlive the use."""
+    if array is None:
+        return None
+    assert array.flags.c_contiguous  # noqa: S101 - our own arrays are
+    return int(array.ctypes.data)
+
+
+@lru_cache(maxsize=1)
+def load_library() -> Library | None:
+    """The library; ``None`` where it is missing, see :func:`missing_reason`."""
+    try:
+        lib = ctypes.CDLL(str(_file()))
+        _declare(lib)
+        if lib.entmtp_abi() != ABI:
+            return None
+    except (OSError, AttributeError):
+        return None
+    isas = tuple(name for name in ISAS if lib.entmtp_isa_supported(name.encode()))
+    return Library(lib, isas)
+
+
+def missing_reason() -> str | None:
+    """Why :func:`load_library` gives nothing; ``None`` where it gives something."""
+    if load_library() is not None:
+        return None
+    if not _file().is_file():
+        return "the native library was not built (no C++ compiler when entmtp was installed)"
+    return f"the native library {_file().name} does not load here or is of another version"
+
+
+def _file() -> Path:
+    return _FOLDER / _NAMES.get(platform.system(), _NAMES["Linux"])
+
+
+def _declare(lib: Any) -> None:
+    """Argument and result types of the C functions."""
+    signatures: dict[str, tuple[Any, Sequence[Any]]] = {
+        "entmtp_abi": (_Int, ()),
+        "entmtp_isa_supported": (_Int, (ctypes.c_char_p,)),
+        "entmtp_isa_layout": (_Int, (ctypes.c_char_p,)),
+        "entmtp_pack": (_Int, (ctypes.c_char_p, _Pointer, _Int, _Int, _Pointer)),
+        "entmtp_packed_bytes": (ctypes.c_size_t, (_Int, _Int)),
+        "entmtp_model_new": (
+            _Pointer,
+            (ctypes.POINTER(CConfig), ctypes.POINTER(CWeights), _Int, ctypes.c_char_p),
+        ),
+        "entmtp_model_free": (None, (_Pointer,)),
+        "entmtp_model_bytes": (ctypes.c_size_t, (_Pointer,)),
+        "entmtp_cache_new": (_Pointer, (_Pointer, _Int)),
+        "entmtp_cache_free": (None, (_Pointer,)),
+        "entmtp_cache_length": (_Int, (_Pointer,)),
+        "entmtp_cache_capacity": (_Int, (_Pointer,)),
+        "entmtp_cache_grow": (_Pointer, (_Pointer, _Pointer, _Int)),
+        "entmtp_cache_commit": (_Int, (_Pointer, _Pointer, _Pointer, _Int)),
+        "entmtp_forward": (_Int, (_Pointer, ctypes.POINTER(CJob))),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, list(arguments)

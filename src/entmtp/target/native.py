@@ -1,0 +1,237 @@
+"""The native target: int8 weights and activations on the CPU, bitwise independent of batching."""
+
+import ctypes
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from entmtp.kernels.library import (
+    CConfig,
+    CJob,
+    CLayer,
+    CSegment,
+    CWeights,
+    Library,
+    address,
+)
+from entmtp.linear import Projection
+from entmtp.target.base import Segment, TargetConfig, TargetOutput
+from entmtp.target.native_weights import Array, mix_count, rotary_tables
+
+__all__ = ["Matrices", "NativeKVCache", "NativeTarget"]
+
+
+class Matrices(Protocol):
+    """The two matrices of a model that drafters read."""
+
+    def embedding(self) -> Tensor:
+        """``(V, H)`` input embedding, float32."""
+
+    def output_rows(self, ids: Tensor) -> Tensor:
+        """``(len(ids), H)`` rows of the output head, float32."""
+
+
+class NativeKVCache:
+    """Keys and values of one sequence inside the core, in half precision."""
+
+    def __init__(self, library: Library, model: int, capacity: int) -> None:
+        """Allocate room for ``capacity`` rows."""
+        self._lib, self._model = library.lib, model
+        self._pointer = self._checked(self._lib.entmtp_cache_new(model, max(capacity, 1)))
+        self._finalizer = weakref.finalize(self, self._lib.entmtp_cache_free, self._pointer)
+        self._num_pending = 0
+
+    @property
+    def length(self) -> int:
+        """Committed rows."""
+        return int(self._lib.entmtp_cache_length(self._pointer))
+
+    def begin(self, num_rows: int) -> int:
+        """Make room for the rows of a forward; the address of the cache."""
+        need = self.length + num_rows
+        capacity = int(self._lib.entmtp_cache_capacity(self._pointer))
+        if need > capacity:
+            self._finalizer.detach()
+            grown = self._lib.entmtp_cache_grow(
+                self._model, self._pointer, max(need, capacity * 3 // 2)
+            )
+            self._pointer = self._checked(grown)
+            self._finalizer = weakref.finalize(self, self._lib.entmtp_cache_free, self._pointer)
+        self._num_pending = num_rows
+        return self._pointer
+
+    def commit(self, rows: Sequence[int]) -> None:
+        """Keep these rows of the last forward, in increasing order, and drop its others."""
+        kept = np.array(rows, dtype=np.int32)
+        assert not len(kept) or int(kept[-1]) < self._num_pending  # noqa: S101
+        code = self._lib.entmtp_cache_commit(self._model, self._pointer, address(kept), len(kept))
+        assert code == 0, f"rows {rows} are not increasing"  # noqa: S101
+        self._num_pending = 0
+
+    def _checked(self, pointer: int | None) -> int:
+        if not pointer:
+            raise MemoryError("no memory for the keys and values of a sequence")
+        return pointer
+
+
+class NativeTarget:
+    """A target in the native core; implements :class:`entmtp.target.base.Target`.
+
+    A row's hidden state, logits and statistics are bitwise the same alone, in any tree, in any
+    batch and with any number of threads.
+    """
+
+    device = torch.device("cpu")
+    dtype = torch.float32
+
+    def __init__(
+        self,
+        config: TargetConfig,
+        arrays: Mapping[str, Array],
+        matrices: Matrices,
+        library: Library,
+        *,
+        threads: int,
+        isa: str = "auto",
+    ) -> None:
+        """Hand packed weights over to the core.
+
+        Args:
+            config: sizes.
+            arrays: from :func:`entmtp.target.native_weights.pack_model`, for the same ``isa``.
+            matrices: embedding and output head for drafters; asked only when they are needed.
+            library: the compiled core.
+            threads: of the core's own pool.
+            isa: instruction set, see :meth:`Library.isa`.
+        """
+        self.config = config
+        self._library, self.isa = library, library.isa(isa)
+        self._matrices = matrices
+        self._project: Projection | None = None
+        self._model = self._make_model(arrays, threads)
+        weakref.finalize(self, library.lib.entmtp_model_free, self._model)
+
+    @property
+    def backend(self) -> str:
+        """``native-`` and the instruction set."""
+        return f"native-{self.isa}"
+
+    def new_cache(self, capacity: int) -> NativeKVCache:
+        """An empty cache with room for ``capacity`` rows."""
+        return NativeKVCache(self._library, self._model, capacity)
+
+    @property
+    def precision(self) -> str:
+        """``int8``: of weights and activations in products."""
+        return "int8"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of weights and scratch inside the core."""
+        return int(self._library.lib.entmtp_model_bytes(self._model))
+
+    def embedding(self) -> Tensor:
+        """``(V, H)`` input embedding, float32."""
+        return self._matrices.embedding()
+
+    def output_rows(self, ids: Tensor) -> Tensor:
+        """``(len(ids), H)`` rows of the output head, a copy."""
+        return self._matrices.output_rows(ids)
+
+    def project_output(self, features: Tensor) -> Tensor:
+        """``(R, V)`` logits of features ``(R, H)`` under the whole output head."""
+        if self._project is None:
+            ids = torch.arange(self.config.vocab_size)
+            self._project = Projection(self._matrices.output_rows(ids))
+        return self._project(features)
+
+    def forward(self, segments: Sequence[Segment]) -> TargetOutput:
+        """Evaluate all rows of all segments in one call."""
+        sizes = [segment.tokens.numel() for segment in segments]
+        starts = np.cumsum([0, *sizes])
+        total = int(starts[-1])
+        tokens = torch.cat([s.tokens for s in segments]).to(torch.int32).numpy()
+        places = (CSegment * len(segments))()
+        masks: list[npt.NDArray[np.uint8]] = []
+        positions = np.empty(total, dtype=np.int32)
+        wanted: list[npt.NDArray[np.int64]] = []
+        for index, segment in enumerate(segments):
+            cache = segment.cache
+            assert isinstance(cache, NativeKVCache)  # noqa: S101 - made by new_cache
+            mask = None
+            if segment.mask is not None:
+                mask = np.ascontiguousarray(segment.mask, dtype=np.uint8)
+                masks.append(mask)
+            first, size = int(starts[index]), sizes[index]
+            positions[first : first + size] = segment.depths + cache.length
+            places[index] = CSegment(cache.begin(size), first, size, address(mask))
+            begin = {"all": 0, "last": size - 1, "none": size}[segment.logits]
+            wanted.append(np.arange(first + begin, first + size))
+        rows = np.concatenate(wanted).astype(np.int32)
+        hidden = np.empty((total, self.config.hidden_size), dtype=np.float32)
+        logits = np.empty((len(rows), self.config.vocab_size), dtype=np.float32)
+        job = CJob(
+            address(tokens),
+            address(positions),
+            places,
+            len(segments),
+            total,
+            address(hidden),
+            address(rows),
+            len(rows),
+            address(logits),
+            None,
+        )
+        code = self._library.lib.entmtp_forward(self._model, ctypes.byref(job))
+        if code < 0:
+            raise MemoryError("no memory for the attention of so long a text")
+        assert code == 0, f"the core refused a job ({code})"  # noqa: S101 - our own engine's
+        parts = torch.split(torch.from_numpy(logits), [len(w) for w in wanted])
+        return TargetOutput(tuple(parts), tuple(torch.split(torch.from_numpy(hidden), sizes)))
+
+    def _make_model(self, arrays: Mapping[str, Array], threads: int) -> int:
+        config = self.config
+        kept = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+        cos, sin = rotary_tables(config, config.context_window)
+        at = {name: address(value) for name, value in kept.items()}
+        layers = (CLayer * config.num_layers)()
+        for index in range(config.num_layers):
+            values = [at.get(f"{index}.{name}") for name, *_ in CLayer._fields_]
+            layers[index] = CLayer(*values)
+        weights = CWeights(
+            layers,
+            at["head"],
+            at["embedding"],
+            at["dense"],
+            at["final_norm"],
+            address(cos),
+            address(sin),
+        )
+        shape = CConfig(
+            config.num_layers,
+            config.hidden_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.intermediate_size,
+            config.vocab_size,
+            config.context_window,
+            config.qkv_bias,
+            config.o_bias,
+            config.mlp_bias,
+            config.qk_norm,
+            mix_count(config.intermediate_size),
+            len(kept["dense"]),
+            config.rms_norm_eps,
+        )
+        pointer = self._library.lib.entmtp_model_new(
+            ctypes.byref(shape), ctypes.byref(weights), threads, self.isa.encode()
+        )
+        if not pointer:
+            raise MemoryError("no memory for the weights of the model in the native core")
+        return int(pointer)
