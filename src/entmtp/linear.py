@@ -6,11 +6,16 @@ exposes that through the operators that its compiler emits. Where they are missi
 dtypes and devices, the plain product is used.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["PackedLinear", "Projection", "can_pack", "pack_linears"]
+__all__ = ["PackedLinear", "Project", "Projection", "can_pack", "pack_linears"]
+
+Project = Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]]
+"""Weight ``(out, in)`` and bias to a product of rows; :class:`Projection` is one."""
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -48,20 +53,20 @@ class Projection:
 class PackedLinear(nn.Module):
     """A trained ``nn.Linear`` for inference."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, project: Project = Projection) -> None:
         """Take over its weight and bias."""
         super().__init__()
         bias = None if linear.bias is None else linear.bias.detach()
-        self._projection = Projection(linear.weight.detach(), bias)
+        self._projection = project(linear.weight.detach(), bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows ``(N, in)`` to ``(N, out)``."""
         return self._projection(x)
 
 
-def pack_linears(module: nn.Module) -> None:
+def pack_linears(module: nn.Module, project: Project = Projection) -> None:
     """Replace every ``nn.Linear`` below ``module`` by a :class:`PackedLinear`."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(parent, name, PackedLinear(child))
+                setattr(parent, name, PackedLinear(child, project))

@@ -17,7 +17,7 @@ from entmtp.decoder.attention import attend, visible_keys
 from entmtp.decoder.config import BlockConfig
 from entmtp.decoder.kv_cache import TorchKVCache
 from entmtp.decoder.rope import rotate
-from entmtp.linear import Projection
+from entmtp.linear import Project, Projection
 
 __all__ = ["DecoderBlock", "Mixer", "RaggedRows", "rms_norm"]
 
@@ -85,17 +85,21 @@ class DecoderBlock:
 
     config: BlockConfig
     attention_norm: Tensor
-    qkv: Projection
-    out: Projection
+    qkv: Callable[[Tensor], Tensor]
+    out: Callable[[Tensor], Tensor]
     query_norm: Tensor | None
     key_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: Projection
-    down: Projection
+    gate_up: Callable[[Tensor], Tensor]
+    down: Callable[[Tensor], Tensor]
 
     @classmethod
     def take(
-        cls, config: BlockConfig, pool: MutableMapping[str, Tensor], prefix: str = ""
+        cls,
+        config: BlockConfig,
+        pool: MutableMapping[str, Tensor],
+        prefix: str = "",
+        project: Project = Projection,
     ) -> "DecoderBlock":
         """Take the tensors of one block out of ``pool``, so that fused copies free their parts."""
 
@@ -105,22 +109,22 @@ class DecoderBlock:
         def need(name: str) -> Tensor:
             return pool.pop(prefix + name)
 
-        def project(*names: str) -> Projection:
+        def joined(*names: str) -> Callable[[Tensor], Tensor]:
             """One projection out of several that read the same rows."""
             weights = [need(f"{name}.weight") for name in names]
             biases = [b for b in (take(f"{name}.bias") for name in names) if b is not None]
-            return Projection(torch.cat(weights), torch.cat(biases) if biases else None)
+            return project(torch.cat(weights), torch.cat(biases) if biases else None)
 
         return cls(
             config=config,
             attention_norm=need("input_layernorm.weight"),
-            qkv=project("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            out=project("self_attn.o_proj"),
+            qkv=joined("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            out=joined("self_attn.o_proj"),
             query_norm=take("self_attn.q_norm.weight"),
             key_norm=take("self_attn.k_norm.weight"),
             mlp_norm=need("post_attention_layernorm.weight"),
-            gate_up=project("mlp.gate_proj", "mlp.up_proj"),
-            down=project("mlp.down_proj"),
+            gate_up=joined("mlp.gate_proj", "mlp.up_proj"),
+            down=joined("mlp.down_proj"),
         )
 
     def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], mix: Mixer) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from entmtp.decoder.block import DecoderBlock
 from entmtp.decoder.config import BlockConfig, block_shapes
+from entmtp.linear import Project, Projection
 
 __all__ = ["BlockParameters"]
 
@@ -29,10 +30,10 @@ class BlockParameters(nn.Module):
                     value.normal_(std=1 / math.sqrt(shape[1]))
             self._place(name, nn.Parameter(value))
 
-    def build(self) -> DecoderBlock:
+    def build(self, project: Project = Projection) -> DecoderBlock:
         """The block for inference, with its matrices laid out for products of few rows."""
         pool: dict[str, Tensor] = {name: value.detach() for name, value in self.named_parameters()}
-        return DecoderBlock.take(self.config, pool)
+        return DecoderBlock.take(self.config, pool, project=project)
 
     def _place(self, name: str, parameter: nn.Parameter) -> None:
         """Register ``a.b.c`` as the parameter c of the submodule a.b."""

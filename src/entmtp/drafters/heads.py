@@ -20,7 +20,7 @@ from torch.nn import functional
 from entmtp.decoder.block import DecoderBlock, Mixer, rms_norm
 from entmtp.decoder.config import BlockConfig
 from entmtp.decoder.parameters import BlockParameters
-from entmtp.linear import Projection, pack_linears
+from entmtp.linear import Project, Projection, pack_linears
 
 __all__ = [
     "KINDS",
@@ -152,11 +152,15 @@ class Heads(nn.Module):
         assert self.scores_all_tokens  # noqa: S101 - the loader asks first
         self._project_output = project
 
-    def pack(self) -> None:
-        """Lay out all matrices for products of few rows; for inference only, and last."""
-        pack_linears(self)
+    def pack(self, project: Project = Projection) -> None:
+        """Lay out all matrices for products of few rows; for inference only, and last.
+
+        Args:
+            project: makes a product out of a matrix.
+        """
+        pack_linears(self, project)
         if not self.config.has_own_output and self._project_output is None:
-            self._project_output = Projection(self.shared_output)
+            self._project_output = project(self.shared_output, None)
 
     def logits(self, head: int, features: Tensor) -> Tensor:
         """``(R, len(hot_ids))`` scores over the hot vocabulary from features ``(R, H)``."""
@@ -203,10 +207,10 @@ class PrefixLayer(nn.Module):
         self.norm = nn.Parameter(torch.ones(config.hidden_size))
         self._block: DecoderBlock | None = None
 
-    def pack(self) -> None:
+    def pack(self, project: Project = Projection) -> None:
         """Lay out the matrices; the parameters themselves are given up."""
         if self.layer is not None:
-            self._block, self.layer = self.layer.build(), None
+            self._block, self.layer = self.layer.build(project), None
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mix: Mixer) -> Tensor:
         """s_t ``(R, H)`` of rows h_t ``(R, H)``; arguments as :class:`DecoderBlock`."""
@@ -233,11 +237,11 @@ class HydraHeads(Heads):
             assert config.block is not None  # noqa: S101 - whoever makes the config sees to it
             self.prefix = PrefixLayer(config.block)
 
-    def pack(self) -> None:
+    def pack(self, project: Project = Projection) -> None:
         """Lay out all matrices, those of the prefix layer too."""
         if self.prefix is not None:
-            self.prefix.pack()
-        super().pack()
+            self.prefix.pack(project)
+        super().pack(project)
 
     def features(self, head: int, hidden: Tensor, embedded: Tensor) -> Tensor:
         """Features ``(R, H)`` of one head.
@@ -273,11 +277,11 @@ class RecurrentModule(Heads):
         self.layer: BlockParameters | None = BlockParameters(config.block)
         self._block: DecoderBlock | None = None
 
-    def pack(self) -> None:
+    def pack(self, project: Project = Projection) -> None:
         """Lay out all matrices; the parameters of the block are given up."""
         if self.layer is not None:
-            self._block, self.layer = self.layer.build(), None
-        super().pack()
+            self._block, self.layer = self.layer.build(project), None
+        super().pack(project)
 
     def features(
         self, hidden: Tensor, embedded: Tensor, rotation: tuple[Tensor, Tensor], mix: Mixer

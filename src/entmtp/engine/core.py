@@ -233,10 +233,10 @@ class Engine:
         if segments:
             output = self.target.forward(segments)
             verdicts = [
-                s.verify(t.topology, t.tokens, rows)
-                for s, t, rows in zip(decoding, trees, output.logits, strict=False)
+                s.verify(t.topology, t.tokens, output.logits[i], _argmax(output, i))
+                for i, (s, t) in enumerate(zip(decoding, trees, strict=True))
             ]
-            signals = self._signals(_last_rows(verdicts, output))
+            signals = self._signals(output, _last_rows(verdicts, output))
             emitted += self._commit(decoding, trees, verdicts, output, signals)
             emitted += self._end_chunks([s for s, _ in chunks], len(decoding), output, signals)
         held, self._held = self._held, []
@@ -330,17 +330,25 @@ class Engine:
             for position, row in enumerate(rows, start=len(sequence.output.token_ids)):
                 self.logits_observer(sequence.request_id, position, row)
 
-    def _signals(self, rows: Sequence[Tensor]) -> Iterator[tuple[float, float]]:
+    def _signals(
+        self, output: TargetOutput, rows: Sequence[tuple[int, int]]
+    ) -> Iterator[tuple[float, float]]:
         """Entropy and top-1 probability of raw logits, one small transfer for all sequences."""
         if not rows:
             return iter(())
-        values = torch.stack(entropy_and_top1(torch.stack(list(rows))), dim=1)
+        if output.stats is None:
+            picked = torch.stack([output.logits[segment][row] for segment, row in rows])
+            values = torch.stack(entropy_and_top1(picked), dim=1)
+        else:
+            stats = [(output.stats[segment], row) for segment, row in rows]
+            values = torch.stack([torch.stack((s.entropy[r], s.top1[r])) for s, r in stats])
         if not bool(torch.isfinite(values).all()):
             advice = "check the weights"
             if self.target.dtype == torch.float16:
                 advice = "use bfloat16 or float32, or " + advice
             raise NumericalError(
-                f"the target produced logits that are not finite in {self.target.dtype}; {advice}"
+                f"the target produced logits that are not finite in {self.target.precision}; "
+                f"{advice}"
             )
         return iter([(entropy, p0) for entropy, p0 in values.tolist()])
 
@@ -379,10 +387,16 @@ def _tree_segment(sequence: ActiveSequence, tree: DraftTree) -> Segment:
     return Segment(sequence.cache, tree.tokens, topology.depths, mask)
 
 
-def _last_rows(verdicts: Sequence[VerifyResult], output: TargetOutput) -> list[Tensor]:
-    """The row behind the newest token of each draft tree, then of each prompt that was read."""
-    trees = [rows[v.nodes[-1]] for v, rows in zip(verdicts, output.logits, strict=False)]
-    return trees + [rows[0] for rows in output.logits[len(verdicts) :] if len(rows)]
+def _argmax(output: TargetOutput, segment: int) -> Tensor | None:
+    """Greedy tokens of a segment's rows, where the target gave them."""
+    return None if output.stats is None else output.stats[segment].tokens
+
+
+def _last_rows(verdicts: Sequence[VerifyResult], output: TargetOutput) -> list[tuple[int, int]]:
+    """Segment and row behind the newest token of each draft tree, then of each prompt read."""
+    trees = [(segment, verdict.nodes[-1]) for segment, verdict in enumerate(verdicts)]
+    rest = range(len(verdicts), len(output.logits))
+    return trees + [(segment, 0) for segment in rest if len(output.logits[segment])]
 
 
 def _chunk_segment(sequence: ActiveSequence, tokens: tuple[int, ...]) -> Segment:

@@ -88,8 +88,17 @@ class ActiveSequence:
         self._first = self._last = time.perf_counter()
         return token
 
-    def verify(self, topology: Topology, draft_tokens: Tensor, logits: Tensor) -> VerifyResult:
-        """Check a draft tree ``(N,)`` against the target's logits ``(N, V)``."""
+    def verify(
+        self, topology: Topology, draft_tokens: Tensor, logits: Tensor, argmax: Tensor | None = None
+    ) -> VerifyResult:
+        """Check a draft tree.
+
+        Args:
+            topology: shape.
+            draft_tokens: int64 ``(N,)``.
+            logits: ``(N, V)`` of the target.
+            argmax: int64 ``(N,)`` of the logits, where the target gave it.
+        """
         sampling = self.request.sampling
         if self.request.typical is not None:
             return verify_typical(
@@ -100,7 +109,7 @@ class ActiveSequence:
                 self.request.typical,
             )
         if sampling.is_greedy and not sampling.has_penalties:
-            chosen = greedy_tokens(logits)
+            chosen = greedy_tokens(logits) if argmax is None else argmax
             drafted, targets = torch.stack((draft_tokens.to(chosen.device), chosen)).tolist()
             return verify_exact(topology, drafted, lambda node, _: targets[node])
         return verify_exact(

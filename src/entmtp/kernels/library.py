@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from entmtp.errors import InputError
+from entmtp.errors import CheckpointError, InputError
 
 __all__ = [
     "ISAS",
     "CConfig",
     "CJob",
     "CLayer",
-    "CRowStats",
     "CSegment",
     "CWeights",
     "Library",
@@ -104,17 +103,6 @@ class CSegment(ctypes.Structure):
     ]
 
 
-class CRowStats(ctypes.Structure):
-    """``RowStats`` of core.h."""
-
-    _fields_ = [
-        ("argmax", _Int),
-        ("p_max", ctypes.c_float),
-        ("log_sum_exp", ctypes.c_float),
-        ("entropy", ctypes.c_float),
-    ]
-
-
 class CJob(ctypes.Structure):
     """``Job`` of core.h."""
 
@@ -162,11 +150,17 @@ class Library:
         return int(self.lib.entmtp_isa_layout(isa.encode()))
 
     def pack(self, rows: npt.NDArray[np.float32], isa: str) -> npt.NDArray[np.uint8]:
-        """Quantise and pack a matrix ``(channels, k)``; k is a multiple of 16."""
+        """Quantise and pack a matrix ``(channels, k)``; k is a multiple of 16.
+
+        Raises:
+            CheckpointError: the matrix holds NaN or infinity.
+        """
         rows = np.ascontiguousarray(rows, dtype=np.float32)
         channels, k = rows.shape
         out = np.zeros(int(self.lib.entmtp_packed_bytes(channels, k)), dtype=np.uint8)
         code = self.lib.entmtp_pack(isa.encode(), address(rows), channels, k, address(out))
+        if code == 2:
+            raise CheckpointError("the weights hold NaN or infinity: fetch the model again")
         assert code == 0, "the caller sees to the shape"  # noqa: S101
         return out
 
@@ -226,6 +220,9 @@ def _declare(lib: Any) -> None:
         "entmtp_cache_capacity": (_Int, (_Pointer,)),
         "entmtp_cache_grow": (_Pointer, (_Pointer, _Pointer, _Int)),
         "entmtp_cache_commit": (_Int, (_Pointer, _Pointer, _Pointer, _Int)),
+        "entmtp_linear_new": (_Pointer, (_Pointer, _Pointer, _Int, _Int)),
+        "entmtp_linear_free": (None, (_Pointer,)),
+        "entmtp_linear_run": (_Int, (_Pointer, _Pointer, _Pointer, _Int, _Pointer)),
         "entmtp_forward": (_Int, (_Pointer, ctypes.POINTER(CJob))),
     }
     for name, (result, arguments) in signatures.items():

@@ -19,9 +19,11 @@ from entmtp.drafters.prompt_lookup import PromptLookupDrafter
 from entmtp.drafters.recurrent import RecurrentDrafter
 from entmtp.drafters.tree_heads import HeadsDrafter
 from entmtp.errors import AssetError, CheckpointError
+from entmtp.linear import Projection
 from entmtp.loading.assets import resolve_model
 from entmtp.loading.heads_source import HeadsSource, find_heads, native_module
 from entmtp.target.base import Target, TargetConfig
+from entmtp.target.native import NativeTarget
 
 __all__ = [
     "HeadsBase",
@@ -110,7 +112,7 @@ def make_drafter(heads: Heads, target: Target) -> Drafter:
             heads.attach_projection(target.project_output)
         else:
             heads.attach_output(target.output_rows(heads.hot_ids))
-    heads.pack()
+    heads.pack(target.projection if isinstance(target, NativeTarget) else Projection)
     if isinstance(heads, RecurrentModule):
         return RecurrentDrafter(heads, target.embedding())
     assert isinstance(heads, MedusaHeads | HydraHeads)  # noqa: S101 - there is no other kind

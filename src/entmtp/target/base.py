@@ -14,7 +14,7 @@ from torch import Tensor, device, dtype
 
 from entmtp.decoder.config import BlockConfig
 
-__all__ = ["KVCache", "Segment", "Target", "TargetConfig", "TargetOutput"]
+__all__ = ["KVCache", "LogitStats", "Segment", "Target", "TargetConfig", "TargetOutput"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,16 +82,33 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class LogitStats:
+    """What decoding asks of rows of raw logits, where a target computes it on the way.
+
+    Attributes:
+        tokens: int64 ``(n,)`` arg-max, ties to the lower id.
+        entropy: float32 ``(n,)`` of softmax, in nats; NaN where a row is not finite.
+        top1: float32 ``(n,)`` largest probability.
+    """
+
+    tokens: Tensor
+    entropy: Tensor
+    top1: Tensor
+
+
+@dataclass(frozen=True)
 class TargetOutput:
     """What a forward gives, one entry a segment.
 
     Attributes:
         logits: ``(N, V)``, ``(1, V)`` or ``(0, V)`` as the segment asked, in the target's dtype.
         hidden: ``(N, H)`` after the final norm: what the output head and the drafters read.
+        stats: of the rows of logits; ``None`` where the target leaves them to the engine.
     """
 
     logits: tuple[Tensor, ...]
     hidden: tuple[Tensor, ...]
+    stats: tuple[LogitStats, ...] | None = None
 
 
 class Target(Protocol):

@@ -2,7 +2,7 @@
 
 import ctypes
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,10 +20,13 @@ from entmtp.kernels.library import (
     address,
 )
 from entmtp.linear import Projection
-from entmtp.target.base import Segment, TargetConfig, TargetOutput
+from entmtp.target.base import LogitStats, Segment, TargetConfig, TargetOutput
 from entmtp.target.native_weights import Array, mix_count, rotary_tables
 
 __all__ = ["Matrices", "NativeKVCache", "NativeTarget"]
+
+_STATS = np.dtype([("argmax", "<i4"), ("p_max", "<f4"), ("log_sum_exp", "<f4"), ("entropy", "<f4")])
+"""``RowStats`` of core.h."""
 
 
 class Matrices(Protocol):
@@ -79,6 +82,34 @@ class NativeKVCache:
         return pointer
 
 
+class NativeProjection:
+    """x W^T + b with int8 weights and activations, on the threads of a model."""
+
+    def __init__(
+        self, library: Library, isa: str, model: int, weight: Tensor, bias: Tensor | None
+    ) -> None:
+        """Quantise and pack ``(out, in)``; nothing given is kept."""
+        self._lib, self._model = library.lib, model
+        self._shape = weight.shape[0], weight.shape[1]
+        packed = library.pack(weight.detach().float().numpy(), isa)
+        addend = None if bias is None else bias.detach().float().contiguous().numpy()
+        pointer = self._lib.entmtp_linear_new(address(packed), address(addend), *self._shape)
+        if not pointer:
+            raise MemoryError("no memory for the heads in the native core")
+        self._pointer = pointer
+        weakref.finalize(self, self._lib.entmtp_linear_free, pointer)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Rows ``(N, in)`` to ``(N, out)``, float32."""
+        rows = np.ascontiguousarray(x.numpy(), dtype=np.float32)
+        out = np.empty((len(rows), self._shape[0]), dtype=np.float32)
+        code = self._lib.entmtp_linear_run(
+            self._model, self._pointer, address(rows), len(rows), address(out)
+        )
+        assert code == 0  # noqa: S101 - whoever calls it gives whole rows
+        return torch.from_numpy(out)
+
+
 class NativeTarget:
     """A target in the native core; implements :class:`entmtp.target.base.Target`.
 
@@ -112,7 +143,7 @@ class NativeTarget:
         self.config = config
         self._library, self.isa = library, library.isa(isa)
         self._matrices = matrices
-        self._project: Projection | None = None
+        self._project: Callable[[Tensor], Tensor] | None = None
         self._model = self._make_model(arrays, threads)
         weakref.finalize(self, library.lib.entmtp_model_free, self._model)
 
@@ -147,8 +178,14 @@ class NativeTarget:
         """``(R, V)`` logits of features ``(R, H)`` under the whole output head."""
         if self._project is None:
             ids = torch.arange(self.config.vocab_size)
-            self._project = Projection(self._matrices.output_rows(ids))
+            self._project = self.projection(self._matrices.output_rows(ids), None)
         return self._project(features)
+
+    def projection(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """x W^T + b in the core, int8, for drafters; in torch where the width does not fit."""
+        if weight.shape[1] % 16:
+            return Projection(weight, bias)
+        return NativeProjection(self._library, self.isa, self._model, weight, bias)
 
     def forward(self, segments: Sequence[Segment]) -> TargetOutput:
         """Evaluate all rows of all segments in one call."""
@@ -175,6 +212,7 @@ class NativeTarget:
         rows = np.concatenate(wanted).astype(np.int32)
         hidden = np.empty((total, self.config.hidden_size), dtype=np.float32)
         logits = np.empty((len(rows), self.config.vocab_size), dtype=np.float32)
+        stats = np.zeros(len(rows), dtype=_STATS)
         job = CJob(
             address(tokens),
             address(positions),
@@ -185,14 +223,18 @@ class NativeTarget:
             address(rows),
             len(rows),
             address(logits),
-            None,
+            address(stats),
         )
         code = self._library.lib.entmtp_forward(self._model, ctypes.byref(job))
         if code < 0:
             raise MemoryError("no memory for the attention of so long a text")
         assert code == 0, f"the core refused a job ({code})"  # noqa: S101 - our own engine's
-        parts = torch.split(torch.from_numpy(logits), [len(w) for w in wanted])
-        return TargetOutput(tuple(parts), tuple(torch.split(torch.from_numpy(hidden), sizes)))
+        counts = [len(w) for w in wanted]
+        return TargetOutput(
+            tuple(torch.split(torch.from_numpy(logits), counts)),
+            tuple(torch.split(torch.from_numpy(hidden), sizes)),
+            _split_stats(stats, counts),
+        )
 
     def _make_model(self, arrays: Mapping[str, Array], threads: int) -> int:
         config = self.config
@@ -235,3 +277,14 @@ class NativeTarget:
         if not pointer:
             raise MemoryError("no memory for the weights of the model in the native core")
         return int(pointer)
+
+
+def _split_stats(rows: npt.NDArray[np.void], counts: Sequence[int]) -> tuple[LogitStats, ...]:
+    """Statistics of all rows of logits, cut into segments."""
+    columns = (
+        torch.from_numpy(rows["argmax"].astype(np.int64)),
+        torch.from_numpy(rows["entropy"].astype(np.float32)),
+        torch.from_numpy(rows["p_max"].astype(np.float32)),
+    )
+    parts = zip(*(torch.split(column, list(counts)) for column in columns), strict=True)
+    return tuple(LogitStats(*part) for part in parts)

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <stdlib.h>
 #include <string.h>
+#include <memory>
 #include <new>
 #include <thread>
 #include <vector>
@@ -81,6 +82,8 @@ struct Engine : Model {
     std::vector<Layer> layer_list;
     std::vector<Buffer> buffers;
     Buffer parts_buffer;
+    std::vector<Buffer> row_buffers;
+    int longest_row = 0;
     std::vector<std::thread> pool;
     // Generation in the high half, open flag, and the number of workers inside.
     std::atomic<uint64_t> gate{0};
@@ -91,6 +94,12 @@ struct Engine : Model {
         buffers.emplace_back(count * sizeof(T));
         return buffers.back().as<T>();
     }
+};
+
+struct Linear {
+    Buffer packed;
+    std::vector<float> bias;
+    Product product{};
 };
 
 constexpr uint64_t kOpen = uint64_t(1) << 31, kCount = kOpen - 1;
@@ -150,22 +159,34 @@ Matrix copy_matrix(Engine& e, const uint8_t* from, int channels, int k) {
     return {to, panels, k};
 }
 
+// Room for quantised rows of so many values, shared and for each thread.
+void make_rows(Engine& e, int longest) {
+    if (longest <= e.longest_row) return;
+    e.longest_row = longest;
+    e.row_buffers.clear();
+    auto rows = [&] {
+        e.row_buffers.emplace_back(kBlockRows * static_cast<size_t>(longest) * e.isa->act_bytes);
+        auto* data = e.row_buffers.back().as<uint8_t>();
+        e.row_buffers.emplace_back(kBlockRows * sizeof(float));
+        return Rows{data, e.row_buffers.back().as<float>()};
+    };
+    e.rows = rows();
+    for (int t = 0; t < e.threads; t++) e.scratch[t].rows = rows();
+}
+
 void allocate(Engine& e) {
     const Config& c = e.c;
     size_t width = static_cast<size_t>(c.heads) * c.head_dim;
     size_t qkv = static_cast<size_t>(c.heads + 2 * c.kv_heads) * c.head_dim;
     size_t longest = std::max({static_cast<size_t>(c.hidden), static_cast<size_t>(c.inter), width});
-    auto rows = [&] {
-        return Rows{e.make<uint8_t>(kBlockRows * longest * e.isa->act_bytes), e.make<float>(kBlockRows)};
-    };
-    e.rows = rows();
     for (int t = 0; t < e.threads; t++)
-        e.scratch[t] = Scratch{rows(), e.make<float>(longest), e.make<float>(8 * (kSpan + kBlockRows + 64)),
+        e.scratch[t] = Scratch{{}, e.make<float>(longest), e.make<float>(8 * (kSpan + kBlockRows + 64)),
                                e.make<float>(size_t(kBlockRows) * kVocabChunk)};
     e.x = e.make<float>(kBlockRows * static_cast<size_t>(c.hidden));
     e.q = e.make<float>(kBlockRows * width);
     e.h = e.make<float>(kBlockRows * std::max(static_cast<size_t>(c.inter), qkv));
     e.vocab_parts = e.make<Partial>(kBlockRows * static_cast<size_t>((c.vocab + kVocabChunk - 1) / kVocabChunk));
+    make_rows(e, static_cast<int>(longest));
     e.num_phases = c.layers * 10 + 8;
     e.phases = e.make<Phase>(e.num_phases);
 }
@@ -183,12 +204,13 @@ int check_job(const Engine& e, const Job& j) {
     int next = 0;
     for (int i = 0; i < j.num_segments; i++) {
         const Segment& s = j.segments[i];
-        if (!s.cache || s.first_row != next || s.num_rows < 1) return 2;
+        if (!s.cache || s.first_row != next || s.num_rows < 1 || s.num_rows > j.num_rows - next) return 2;
         if (s.mask && s.num_rows > kBlockRows) return 3;
-        if (s.cache->length + s.num_rows > s.cache->capacity) return 4;
+        if (s.num_rows > s.cache->capacity - s.cache->length) return 4;
         next += s.num_rows;
         for (int r = 0; r < s.num_rows; r++) {
-            int row = s.first_row + r, depth = j.positions[row] - s.cache->length;
+            int row = s.first_row + r;
+            int64_t depth = int64_t(j.positions[row]) - s.cache->length;
             if (depth < 0 || depth >= s.num_rows || (!s.mask && depth != r)) return 5;
             if (j.positions[row] >= e.c.max_positions) return 6;
             if (j.tokens[row] < 0 || j.tokens[row] >= e.c.vocab) return 7;
@@ -261,8 +283,9 @@ int entmtp_pack(const char* name, const float* rows, int channels, int k, uint8_
             if (channel >= channels) continue;
             const float* row = rows + static_cast<size_t>(channel) * k;
             float max = 0;
-            for (int i = 0; i < k; i++) max = fabsf(row[i]) > max ? fabsf(row[i]) : max;
-            if (!(max > 0) || !std::isfinite(max)) continue;
+            for (int i = 0; i < k; i++) max = fabsf(row[i]) <= max ? max : fabsf(row[i]);  // keeps NaN
+            if (!std::isfinite(max)) return 2;
+            if (!(max > 0)) continue;
             for (int i = 0; i < k; i++) sum += to[i] = static_cast<int8_t>(lrintf(row[i] * (127.f / max)));
             scale[c] = max / 127.f, offset[c] = -128 * sum;
         }
@@ -276,8 +299,9 @@ size_t entmtp_packed_bytes(int channels, int k) { return static_cast<size_t>((ch
 Engine* entmtp_model_new(const Config* config, const EntmtpWeights* w, int threads, const char* name) try {
     const Isa* isa = isa_named(name);
     if (!is_supported(isa) || threads < 1 || threads > kMaxThreads) return nullptr;
-    auto* e = new Engine();
-    e->c = *config, e->threads = threads, e->isa = isa;
+    auto owner = std::make_unique<Engine>();
+    Engine* e = owner.get();
+    e->c = *config, e->threads = threads, e->isa = isa, e->product = nullptr;
     const Config& c = e->c;
     int width = c.heads * c.head_dim;
     auto floats = [&](const float* from, size_t n) -> const float* {
@@ -312,7 +336,7 @@ Engine* entmtp_model_new(const Config* config, const EntmtpWeights* w, int threa
     e->w.cos = floats(w->cos, table), e->w.sin = floats(w->sin, table);
     allocate(*e);
     for (int t = 1; t < threads; t++) e->pool.emplace_back(worker, e, t);
-    return e;
+    return owner.release();
 } catch (const std::bad_alloc&) { return nullptr; }
 
 void entmtp_model_free(Engine* e) {
@@ -392,6 +416,37 @@ int entmtp_forward(Engine* e, const Job* job) try {
     }
     return 0;
 } catch (const std::bad_alloc&) { return -1; }
+
+// A matrix of its own, for a drafter: packed by entmtp_pack, its rows at most `longest` wide.
+Linear* entmtp_linear_new(const uint8_t* packed, const float* bias, int channels, int k) try {
+    auto* linear = new Linear();
+    int panels = (channels + kPanel - 1) / kPanel;
+    linear->packed = Buffer((panels + 1) * panel_bytes(k));
+    memcpy(linear->packed.as<uint8_t>(), packed, panels * panel_bytes(k));
+    if (bias) linear->bias.assign(bias, bias + channels);
+    linear->product.matrix = {linear->packed.as<uint8_t>(), panels, k};
+    linear->product.bias = bias ? linear->bias.data() : nullptr;
+    linear->product.channels = channels;
+    return linear;
+} catch (const std::bad_alloc&) { return nullptr; }
+
+void entmtp_linear_free(Linear* linear) { delete linear; }
+
+// Rows [n][k] to [n][channels].
+int entmtp_linear_run(Engine* e, Linear* linear, const float* rows, int n, float* out) {
+    Product& p = linear->product;
+    if (n < 0) return 1;
+    for (int first = 0; first < n; first += kBlockRows) {
+        p.num_rows = std::min(n - first, kBlockRows);
+        p.rows = rows + static_cast<size_t>(first) * p.matrix.k;
+        p.out = out + static_cast<size_t>(first) * p.channels;
+        make_rows(*e, p.matrix.k);
+        e->product = &p;
+        run_block(*e);
+        e->product = nullptr;
+    }
+    return 0;
+}
 
 size_t entmtp_model_bytes(const Engine* e) { size_t n = 0; for (const auto& b : e->buffers) n += b.size(); return n; }
 

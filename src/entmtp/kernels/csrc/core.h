@@ -70,6 +70,14 @@ struct Job {
     RowStats* stats;              // [num_logit_rows] or null
 };
 
+// A single product: rows [num_rows][k] to [num_rows][channels].
+struct Product {
+    Matrix matrix;
+    const float *bias, *rows;     // bias or null
+    float* out;
+    int32_t num_rows, channels;
+};
+
 // Quantised rows: `bytes` a row, then one scale a row.
 struct Rows { uint8_t* data; float* scale; };
 
@@ -93,6 +101,7 @@ struct Model {
     Phase* phases;
     int32_t num_phases;
     Job job;
+    const Product* product;       // instead of a job, if not null
     int32_t block_first, block_rows;  // rows of the job in the present block
 };
 
