@@ -87,8 +87,8 @@ def summary(
     }
 
 
-def provenance(engine: entmtp.Engine, records: Sequence[PromptRecord]) -> dict[str, object]:
-    """Where the numbers come from."""
+def machine() -> dict[str, object]:
+    """Versions, and what the script runs on."""
     return {
         "schema": 1,
         "argv": sys.argv[1:],
@@ -96,9 +96,16 @@ def provenance(engine: entmtp.Engine, records: Sequence[PromptRecord]) -> dict[s
         "torch": torch.__version__,
         "python": platform.python_version(),
         "cpu": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def provenance(engine: entmtp.Engine, records: Sequence[PromptRecord]) -> dict[str, object]:
+    """Where the numbers come from."""
+    return {
+        **machine(),
         "device": str(engine.target.device),
         "dtype": str(engine.target.dtype),
-        "threads": torch.get_num_threads(),
         "prompts": len(records),
         "prompts_digest": prompts_digest(records),
     }

@@ -1,12 +1,19 @@
 """Benchmarks run as a user types them, on a model and heads made in a moment."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 import paper
+import step_cost
+from entmtp.kernels.library import load_library
+from entmtp.loading.llamacpp import missing_llama_cpp
 from entmtp.loading.loader import load_target
 from published import Sizes, TargetArrays, hydra_prefix_mlp, medusa_v1
 from tiny_model import make_model_folder
@@ -119,3 +126,80 @@ def test_mistakes_are_one_line(
     assert code == (2 if message else 0)
     assert message in err
     assert err.count("\n") <= 1
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that the native core takes."""
+    sizes = {"head_dim": 32, "hidden_size": 96, "intermediate_size": 160}
+    return make_model_folder(tmp_path_factory.mktemp("step") / "model", **sizes)
+
+
+@pytest.mark.slow
+def test_step_cost_times_backends_in_several_processes(
+    wide_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A table, then one document with a number for every backend and number of rows."""
+    file = tmp_path / "report.json"
+    names = "native,torch,llamacpp:Q4_0,llamacpp:Q8_0,llamacpp:BF16,hf"
+    line = f"--model {wide_model} --backends {names} --rows 1,5 --context 16 --json {file}"
+    more = "--threads 1 --repeats 2 --processes 2"
+    assert step_cost.main([*line.split(), *more.split()]) == 0
+    captured = capfd.readouterr()
+    table, document = captured.out.rsplit("\n", 2)[:2]
+    report = json.loads(document)
+    assert report == json.loads(file.read_text())
+    left_out = (load_library() is None) + 3 * (missing_llama_cpp() is not None)
+    assert captured.err.count("left out") == captured.err.count("\n") == left_out
+    assert len(report["ms"]) == 6 - left_out
+    for name, ms in report["ms"].items():
+        assert f"\n{name} " in table
+        for rows in ("1", "5"):
+            low, high = report["ms_range"][name][rows]
+            assert 0 < low <= ms[rows] <= high
+    assert report["roofline_ms"].keys() == {"1", "5"}
+    assert report["bandwidth_gb_s"] > 0
+    assert (report["throughput_gop_s"] is None) == (load_library() is None)
+    assert (report["processes"], report["threads"], report["context"]) == (2, 1, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+def test_ctrl_c_ends_every_process(wide_model: Path) -> None:
+    """The one that times is not left behind, even where it has hardly begun."""
+    command = [sys.executable, step_cost.__file__, "--model", str(wide_model), "--backends=torch"]
+    command += ["--rows=1", "--context=8", "--threads=1", "--repeats=10000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+        deadline = time.monotonic() + 60
+        while not children.read_text() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        (child,) = children.read_text().split()
+        parent.send_signal(signal.SIGINT)
+        _, err = parent.communicate(timeout=30)  # until no process holds the pipe any more
+    assert (parent.returncode, err) == (130, b"Interrupted.\n")
+    assert not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--backends=native,onnx", "backend 'onnx'"),
+        ("--rows=0,4", "--rows"),
+        ("--rows=129", "--rows"),
+        ("--processes=0", "--processes"),
+        ("--json=nowhere/report.json", "give a file in a folder that is there"),
+        ("--context=200", "context is 200"),
+        ("--model=nobody", "there is no model"),
+    ],
+)
+def test_step_cost_refuses_in_one_line(
+    wide_model: Path, more: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 before anything is timed."""
+    try:
+        code = step_cost.main(["--backends=torch", f"--model={wide_model}", more])
+    except SystemExit as error:
+        code = error.code
+    assert code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
