@@ -18,10 +18,11 @@ from entmtp.drafters.base import Drafter
 from entmtp.drafters.empty import EmptyDrafter
 from entmtp.engine import Engine, EngineLimits, GenerationResult, Request
 from entmtp.errors import InputError
-from entmtp.loading.loader import set_threads
+from entmtp.loading.loader import use_threads
 from entmtp.params import SamplingParams
 from entmtp.sampling import derive_seed, token_scores
 from entmtp.scheduler import FixedScheduler, SchedulerDecision, Signal
+from entmtp.target.base import Target
 from entmtp.topology import Topology
 
 __all__ = [
@@ -221,6 +222,11 @@ class _Checker:
         """The drafter under test."""
         return self._engine.drafter
 
+    @property
+    def target(self) -> Target:
+        """The target under test."""
+        return self._engine.target
+
     def decode(
         self, drafter: Drafter, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams
     ) -> list[_Rows]:
@@ -345,7 +351,7 @@ def run_check(  # noqa: PLR0913 - keyword-only beyond the second
     total = len(prompts) * len(checker.modes) * len(batch_sizes) * len(counts)
     try:
         for count in threads:
-            set_threads(count)  # refuses a bad one before any work is done
+            use_threads(engine.target, count)  # refuses a bad one before any work is done
         for mode, sampling in checker.modes.items():
             for start in range(0, len(prompts), max(batch_sizes)):
                 group = prompts[start : start + max(batch_sizes)]
@@ -353,7 +359,7 @@ def run_check(  # noqa: PLR0913 - keyword-only beyond the second
                 if progress is not None:
                     progress(checker.report.cases, total)
     finally:
-        torch.set_num_threads(before)
+        use_threads(engine.target, before)
     return checker.report
 
 
@@ -366,11 +372,11 @@ def _check_group(
     counts: Sequence[int],
 ) -> None:
     """Plain decoding of a few prompts, one by one, against every batch size and thread count."""
-    torch.set_num_threads(counts[0])
+    use_threads(checker.target, counts[0])
     empty = EmptyDrafter()
     plain = [checker.decode(empty, [ids], sampling)[0] for _, ids in group]
     for count in counts:
-        torch.set_num_threads(count)
+        use_threads(checker.target, count)
         for size in batch_sizes:
             for start in range(0, len(group), size):
                 part = group[start : start + size]

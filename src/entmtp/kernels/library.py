@@ -213,6 +213,7 @@ def _declare(lib: Any) -> None:
             (ctypes.POINTER(CConfig), ctypes.POINTER(CWeights), _Int, ctypes.c_char_p),
         ),
         "entmtp_model_free": (None, (_Pointer,)),
+        "entmtp_model_threads": (_Int, (_Pointer, _Int)),
         "entmtp_model_bytes": (ctypes.c_size_t, (_Pointer,)),
         "entmtp_cache_new": (_Pointer, (_Pointer, _Int)),
         "entmtp_cache_free": (None, (_Pointer,)),

@@ -18,6 +18,7 @@ from entmtp.loading.tokenizers import load_tokenizer
 from entmtp.scheduler import FixedScheduler, HysteresisScheduler, TopologyScheduler
 from entmtp.target.base import Target, TargetConfig
 from entmtp.target.llama import LlamaTarget
+from entmtp.target.native import MAX_THREADS, NativeTarget
 from entmtp.target.native_weights import native_obstacle
 from entmtp.target.weights import iter_tensors, read_config
 from entmtp.topology import Topology, load_topology
@@ -30,6 +31,7 @@ __all__ = [
     "load_target",
     "make_scheduler",
     "set_threads",
+    "use_threads",
 ]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -141,7 +143,7 @@ def load_target(
                 f"the native backend computes in int8 on a CPU, not in {dtype} on {place.type}; "
                 "use --backend torch"
             )
-        return load_native(path, config, threads=torch.get_num_threads(), isa=isa)
+        return load_native(path, config, threads=min(torch.get_num_threads(), MAX_THREADS), isa=isa)
     if dtype == "int8" or isa != "auto":
         raise InputError("int8 and instruction sets are of the native backend, which is not used")
     if dtype == "auto":
@@ -216,3 +218,14 @@ def set_threads(threads: int) -> None:
     if not 1 <= threads <= 1024:
         raise InputError(f"threads is {threads}; it must be between 1 and 1024")
     torch.set_num_threads(threads)
+
+
+def use_threads(target: Target, threads: int) -> None:
+    """Set the CPU threads of torch and of a target's own pool.
+
+    Raises:
+        InputError: fewer than 1, or more than the target can use.
+    """
+    set_threads(threads)
+    if isinstance(target, NativeTarget):
+        target.set_threads(threads)

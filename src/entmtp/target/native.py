@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from entmtp.errors import InputError
 from entmtp.kernels.library import (
     CConfig,
     CJob,
@@ -23,7 +24,10 @@ from entmtp.linear import Projection
 from entmtp.target.base import LogitStats, Segment, TargetConfig, TargetOutput
 from entmtp.target.native_weights import Array, mix_count, rotary_tables
 
-__all__ = ["Matrices", "NativeKVCache", "NativeTarget"]
+__all__ = ["MAX_THREADS", "Matrices", "NativeKVCache", "NativeTarget"]
+
+MAX_THREADS = 64
+"""Of the core."""
 
 _STATS = np.dtype([("argmax", "<i4"), ("p_max", "<f4"), ("log_sum_exp", "<f4"), ("entropy", "<f4")])
 """``RowStats`` of core.h."""
@@ -160,6 +164,15 @@ class NativeTarget:
     def precision(self) -> str:
         """``int8``: of weights and activations in products."""
         return "int8"
+
+    def set_threads(self, threads: int) -> None:
+        """Change the number of threads of the core; texts do not change.
+
+        Raises:
+            InputError: not between 1 and 64.
+        """
+        if self._library.lib.entmtp_model_threads(self._model, threads):
+            raise InputError(f"threads is {threads}; the native core takes 1 to {MAX_THREADS}")
 
     @property
     def weight_bytes(self) -> int:

@@ -83,7 +83,7 @@ struct Engine : Model {
     std::vector<Buffer> buffers;
     Buffer parts_buffer;
     std::vector<Buffer> row_buffers;
-    int longest_row = 0;
+    int longest_row = 0, num_scratch = 0;
     std::vector<std::thread> pool;
     // Generation in the high half, open flag, and the number of workers inside.
     std::atomic<uint64_t> gate{0};
@@ -174,19 +174,40 @@ void make_rows(Engine& e, int longest) {
     for (int t = 0; t < e.threads; t++) e.scratch[t].rows = rows();
 }
 
+size_t longest_row(const Config& c) {
+    return std::max({static_cast<size_t>(c.hidden), static_cast<size_t>(c.inter), static_cast<size_t>(c.heads) * c.head_dim});
+}
+
+void stop_threads(Engine& e) {
+    e.is_closing = true;
+    e.calls.fetch_add(1);
+    e.calls.notify_all();
+    for (auto& thread : e.pool) thread.join();
+    e.pool.clear();
+    e.is_closing = false;
+}
+
+// Starts the workers; this thread is the first one.
+void start_threads(Engine& e, int threads) {
+    stop_threads(e);
+    for (int t = e.num_scratch; t < threads; t++, e.num_scratch++)
+        e.scratch[t] = Scratch{{}, e.make<float>(longest_row(e.c)), e.make<float>(8 * (kSpan + kBlockRows + 64)),
+                               e.make<float>(size_t(kBlockRows) * kVocabChunk)};
+    e.threads = threads;
+    int longest = std::max(e.longest_row, static_cast<int>(longest_row(e.c)));
+    e.longest_row = 0;
+    make_rows(e, longest);
+    for (int t = 1; t < threads; t++) e.pool.emplace_back(worker, &e, t);
+}
+
 void allocate(Engine& e) {
     const Config& c = e.c;
     size_t width = static_cast<size_t>(c.heads) * c.head_dim;
     size_t qkv = static_cast<size_t>(c.heads + 2 * c.kv_heads) * c.head_dim;
-    size_t longest = std::max({static_cast<size_t>(c.hidden), static_cast<size_t>(c.inter), width});
-    for (int t = 0; t < e.threads; t++)
-        e.scratch[t] = Scratch{{}, e.make<float>(longest), e.make<float>(8 * (kSpan + kBlockRows + 64)),
-                               e.make<float>(size_t(kBlockRows) * kVocabChunk)};
     e.x = e.make<float>(kBlockRows * static_cast<size_t>(c.hidden));
     e.q = e.make<float>(kBlockRows * width);
     e.h = e.make<float>(kBlockRows * std::max(static_cast<size_t>(c.inter), qkv));
     e.vocab_parts = e.make<Partial>(kBlockRows * static_cast<size_t>((c.vocab + kVocabChunk - 1) / kVocabChunk));
-    make_rows(e, static_cast<int>(longest));
     e.num_phases = c.layers * 10 + 8;
     e.phases = e.make<Phase>(e.num_phases);
 }
@@ -283,8 +304,10 @@ int entmtp_pack(const char* name, const float* rows, int channels, int k, uint8_
             if (channel >= channels) continue;
             const float* row = rows + static_cast<size_t>(channel) * k;
             float max = 0;
-            for (int i = 0; i < k; i++) max = fabsf(row[i]) <= max ? max : fabsf(row[i]);  // keeps NaN
-            if (!std::isfinite(max)) return 2;
+            for (int i = 0; i < k; i++) {
+                if (!std::isfinite(row[i])) return 2;
+                max = fabsf(row[i]) > max ? fabsf(row[i]) : max;
+            }
             if (!(max > 0)) continue;
             for (int i = 0; i < k; i++) sum += to[i] = static_cast<int8_t>(lrintf(row[i] * (127.f / max)));
             scale[c] = max / 127.f, offset[c] = -128 * sum;
@@ -335,17 +358,21 @@ Engine* entmtp_model_new(const Config* config, const EntmtpWeights* w, int threa
     size_t table = static_cast<size_t>(c.max_positions) * (c.head_dim / 2);
     e->w.cos = floats(w->cos, table), e->w.sin = floats(w->sin, table);
     allocate(*e);
-    for (int t = 1; t < threads; t++) e->pool.emplace_back(worker, e, t);
+    start_threads(*e, threads);
     return owner.release();
 } catch (const std::bad_alloc&) { return nullptr; }
 
 void entmtp_model_free(Engine* e) {
-    e->is_closing = true;
-    e->calls.fetch_add(1);
-    e->calls.notify_all();
-    for (auto& thread : e->pool) thread.join();
+    stop_threads(*e);
     delete e;
 }
+
+// Changes the number of threads, between forwards.
+int entmtp_model_threads(Engine* e, int threads) try {
+    if (threads < 1 || threads > kMaxThreads) return 1;
+    if (threads != e->threads) start_threads(*e, threads);
+    return 0;
+} catch (const std::bad_alloc&) { return -1; }
 
 Cache* entmtp_cache_new(const Engine* e, int capacity) try {
     capacity = (capacity + kKeyBlock - 1) / kKeyBlock * kKeyBlock;
