@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from entmtp.kernels.library import missing_reason
-from entmtp.loading.gguf_writer import GGUF_TYPES
+from entmtp.loading.gguf_writer import GGUF_TYPES, matrix_type
 from entmtp.loading.llamacpp import LlamaCpp, missing_llama_cpp
 from entmtp.loading.loader import load_target
 from entmtp.target.base import Segment, Target, TargetConfig
@@ -31,8 +31,8 @@ BACKENDS = (
     "hf",
 )
 BYTES = {"native": 1.0, "torch": 4.0, "torch:bfloat16": 2.0, "hf": 2.0}
-BYTES |= {"llamacpp:BF16": 2.0, "llamacpp:Q8_0": 34 / 32, "llamacpp:Q4_0": 18 / 32}
-"""Bytes of a weight in memory, block scales included; the int8 core's few scales are left out."""
+BYTES |= {"BF16": 2.0, "Q8_0": 34 / 32, "Q4_0": 18 / 32}
+"""Bytes of a weight, block scales included; the int8 core's few scales are left out."""
 
 _BUFFER_BYTES = 512 << 20
 _REST_S = 0.01  # in which the threads of the backend before go to sleep
@@ -157,11 +157,26 @@ def open_backend(
     return LlamaCppBackend(Path(gguf[name.partition(":")[2]]), context, threads)
 
 
+def multiplied(config: TargetConfig) -> dict[str, int]:
+    """Matrices that a forward multiplies with, and their sizes: the output head, no embedding."""
+    sizes = {n: s[0] * s[1] for n, s in tensor_shapes(config).items() if len(s) == 2}
+    if not config.tie_embeddings:
+        del sizes["model.embed_tokens.weight"]
+    return sizes
+
+
 def num_weights(config: TargetConfig) -> int:
-    """Weights that a forward multiplies with: all matrices, the output head, not the embedding."""
-    shapes = tensor_shapes(config)
-    matrices = sum(a * b for a, b in (s for s in shapes.values() if len(s) == 2))
-    return matrices - (0 if config.tie_embeddings else config.vocab_size * config.hidden_size)
+    """Weights that a forward multiplies with."""
+    return sum(multiplied(config).values())
+
+
+def weight_bytes(name: str, config: TargetConfig) -> float:
+    """Bytes of these weights in a backend."""
+    kind = name.partition(":")[2] if name.startswith("llamacpp") else None
+    if kind is None:
+        return num_weights(config) * BYTES[name]
+    sizes = multiplied(config).items()
+    return sum(size * BYTES[matrix_type(matrix, config, kind)] for matrix, size in sizes)
 
 
 def time_backends(

@@ -35,7 +35,7 @@ from entmtp.loading.gguf_writer import write_gguf
 from entmtp.target.base import TargetConfig
 from entmtp.target.weights import read_config, tensor_shapes, write_model
 from paired import machine
-from step_backends import BACKENDS, BYTES, MAX_ROWS, num_weights, obstacle, run_worker
+from step_backends import BACKENDS, MAX_ROWS, num_weights, obstacle, run_worker, weight_bytes
 
 _LLAMA3 = RopeScaling(
     "llama3", factor=32.0, original_context=8192, low_freq_factor=1.0, high_freq_factor=4.0
@@ -245,7 +245,7 @@ def combine(
             spread = Spread.of([result["ms"][name][rows] for result in results])
             report["ms"][name][rows] = spread.median
             report["ms_range"][name][rows] = [spread.low, spread.high]
-            report["gb_s"][name][rows] = weights * BYTES[name] / spread.median / 1e6
+            report["gb_s"][name][rows] = weight_bytes(name, config) / spread.median / 1e6
             report["gop_s"][name][rows] = 2 * weights * int(rows) / spread.median / 1e6
     report["roofline_ms"] = {
         str(rows): roofline_ms(rows, weights, bandwidth.median, peak) for rows in spec["rows"]

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFReader
 
 from entmtp.decoder.rope import RopeScaling, inverse_frequencies
 from entmtp.errors import UnsupportedModelError
@@ -49,6 +50,17 @@ def test_weights_come_back(tmp_path: Path, name: str, kind: str, error: float) -
         scale = float(tensor.abs().max())
         assert float((stored.pop(tensor_name) - tensor).abs().max()) <= error * scale, tensor_name
     assert stored == {}
+
+
+def test_the_output_head_of_four_bits_has_eight(tmp_path: Path) -> None:
+    """As files of llama.cpp's own tool have it, where rows are short."""
+    model = make_model_folder(tmp_path / "model", **SIZES, tie_embeddings=False)
+    write_gguf(model, tmp_path / "a.gguf", "Q4_0")
+    types = {
+        tensor.name: tensor.tensor_type.name for tensor in GGUFReader(tmp_path / "a.gguf").tensors
+    }
+    assert types.pop("output.weight") == "Q8_0"
+    assert set(types.values()) == {"F32", "Q4_0"}
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,16 @@ def test_the_input_embedding_is_not_multiplied_with(is_tied: bool) -> None:
     assert tied == sum(a * b for a, b in (shape for shape in shapes if len(shape) == 2))
 
 
+def test_bytes_are_those_of_each_matrix() -> None:
+    """Four bits and a scale of two bytes for 32 weights; eight in the output head."""
+    config = tiny_config()
+    head = config.vocab_size * config.hidden_size
+    rest = step_backends.num_weights(config) - head
+    assert step_backends.weight_bytes("torch", config) == 4 * (rest + head)
+    assert step_backends.weight_bytes("llamacpp:Q8_0", config) == 34 / 32 * (rest + head)
+    assert step_backends.weight_bytes("llamacpp:Q4_0", config) == 18 / 32 * rest + 34 / 32 * head
+
+
 @pytest.mark.parametrize("shape", step_cost.SHAPES)
 def test_shapes_have_their_published_sizes(shape: str) -> None:
     """0.49 and 1.24 billion parameters."""

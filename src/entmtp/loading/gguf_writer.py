@@ -1,4 +1,4 @@
-"""Writes a model as a GGUF file for llama.cpp, its matrices in one type; without a tokenizer."""
+"""Writes a model as a GGUF file for llama.cpp, without a tokenizer."""
 
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,14 @@ from entmtp.errors import UnsupportedModelError
 from entmtp.target.base import TargetConfig
 from entmtp.target.weights import iter_tensors, read_config, tensor_shapes
 
-__all__ = ["GGUF_TYPES", "write_gguf"]
+__all__ = ["GGUF_TYPES", "matrix_type", "write_gguf"]
 
 GGUF_TYPES = ("BF16", "Q8_0", "Q4_0")
-"""Types of matrices; vectors are F32. The output head has the same type."""
+"""Types of matrices; vectors are F32.
+
+The output head of Q4_0 is Q8_0. llama.cpp's own tool makes it Q6_K, or Q8_0 where its rows cannot
+be cut into blocks of 256; the ``gguf`` package cannot write Q6_K.
+"""
 
 _BLOCK = 32  # weights that share a scale in Q8_0 and Q4_0
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -67,7 +71,7 @@ def write_gguf(model: Path, file: Path, kind: str) -> None:
             )
         shapes = tensor_shapes(config)
         for name, _ in iter_tensors(model, config):
-            _add_info(writer, name, shapes[name], kind)
+            _add_info(writer, name, shapes[name], matrix_type(name, config, kind))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -75,9 +79,15 @@ def write_gguf(model: Path, file: Path, kind: str) -> None:
             writer.write_tensor_data(divisors)
         for name, tensor in iter_tensors(model, config):
             values = tensor.to(torch.float32).numpy()
-            writer.write_tensor_data(_stored(name, values, config, kind))
+            writer.write_tensor_data(_stored(name, values, config, matrix_type(name, config, kind)))
     finally:
         writer.close()
+
+
+def matrix_type(name: str, config: TargetConfig, kind: str) -> str:
+    """Type of a matrix, by its Hugging Face name, in a file of a kind."""
+    head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
+    return "Q8_0" if kind == "Q4_0" and name == head else kind
 
 
 def _check(config: TargetConfig, kind: str) -> None:
