@@ -67,6 +67,10 @@ OP void store_act(uint8_t* p, I q) {
 OP void pause_() { _mm_pause(); }
 OP void yield_() { sched_yield(); }
 
+// In assembly, since the compiler would add two products first, and then runs out of registers and
+// keeps the sums in memory.
+OP void accumulate(__m256i& sum, __m256i product) { __asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(product)); }
+
 // Channels 16 * half .. + 15 of R rows. Weights: per pair of k, 16 channels times 2.
 template <int R>
 static inline void dot_half(const uint8_t* w, const uint8_t* act, int k, int32_t (*out)[kPanel], const uint8_t* ahead, int step) {
@@ -81,8 +85,8 @@ static inline void dot_half(const uint8_t* w, const uint8_t* act, int k, int32_t
                 int32_t pair;
                 memcpy(&pair, act + ((size_t)r * k + i + 2 * half) * 2, 4);
                 __m256i a = _mm256_set1_epi32(pair);
-                acc[r][0] = _mm256_add_epi32(acc[r][0], _mm256_madd_epi16(a, w0));
-                acc[r][1] = _mm256_add_epi32(acc[r][1], _mm256_madd_epi16(a, w1));
+                accumulate(acc[r][0], _mm256_madd_epi16(a, w0));
+                accumulate(acc[r][1], _mm256_madd_epi16(a, w1));
             }
         }
     }
