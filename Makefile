@@ -14,6 +14,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 OLD := $(PYTHON) is missing or older than Python 3.11; name a newer one: make PYTHON=python3.11
 GENERATED := README.md docs/cli.md
+NATIVE := hatch_build.py src/entmtp/kernels/build.py $(wildcard src/entmtp/kernels/csrc/*)
 
 .DEFAULT_GOAL := demo
 .PHONY: demo test check fmt docs ci clean
@@ -48,8 +49,9 @@ clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find $(wildcard src tests examples benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A stamp is written last, so an installation that was interrupted is done again.
-$(VENV)/.installed: pyproject.toml
+# A stamp is written last, so an installation that was interrupted is done again. An installation
+# builds the native library, where there is a compiler and the sources are newer.
+$(VENV)/.installed: pyproject.toml $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 		|| { echo "$(OLD)" >&2; exit 1; }
 	$(PYTHON) -m venv "$(VENV)"

@@ -21,6 +21,8 @@ class NativeLibraryHook(BuildHookInterface):  # type: ignore[misc]
             raise ImportError(f"cannot load {file}")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+        if version == "editable" and module.is_current():
+            return
         try:
             library = module.build()
         except module.BuildError as error:

@@ -14,12 +14,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["BuildError", "build", "find_compiler", "library_file"]
+__all__ = ["BuildError", "build", "find_compiler", "is_current", "library_file"]
 
 FOLDER = Path(__file__).parent
 _NAMES = {"Linux": "libentmtp.so", "Darwin": "libentmtp.dylib", "Windows": "entmtp.dll"}
 _COMMON = ("-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-pthread")
 _WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi")
+_EMULATE = "-DENTMTP_EMULATE_AVX512"
 _X86 = ("x86_64", "AMD64")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (
@@ -37,6 +38,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
     "isa_avx2.cpp": _AVX2,
     "isa_avx512.cpp": _AVX512,
 }
+_EMULATED = {**_SOURCES, "isa_avx512.cpp": (*_AVX2, "-O1")}
 
 
 class BuildError(Exception):
@@ -46,6 +48,15 @@ class BuildError(Exception):
 def library_file() -> Path:
     """Where the library lies once it is built."""
     return FOLDER / _NAMES.get(platform.system(), _NAMES["Linux"])
+
+
+def is_current() -> bool:
+    """Whether the library is there, and newer than all that it is built from."""
+    library = library_file()
+    sources = [Path(__file__), *(FOLDER / "csrc").iterdir()]
+    if not library.is_file():
+        return False
+    return library.stat().st_mtime >= max(source.stat().st_mtime for source in sources)
 
 
 def find_compiler() -> str:
@@ -62,12 +73,16 @@ def find_compiler() -> str:
     raise BuildError(f"no C++ compiler ({named or 'c++, g++ or clang++'}) was found")
 
 
-def build(out: Path | None = None, extra: Sequence[str] = ()) -> Path:
+def build(
+    out: Path | None = None, extra: Sequence[str] = (), *, emulate_avx512: bool = False
+) -> Path:
     """Compile and link; the library appears whole or not at all.
 
     Args:
         out: the library; by default beside this file.
         extra: flags for compiler and linker, such as ``-fsanitize=address``.
+        emulate_avx512: compute AVX-512 in plain C++, slowly, so that it can be tested on a CPU
+            without it; needs AVX2 and the headers of SIMDe.
 
     Raises:
         BuildError: there is no compiler, or it failed.
@@ -75,20 +90,23 @@ def build(out: Path | None = None, extra: Sequence[str] = ()) -> Path:
     out = library_file() if out is None else out
     compiler = find_compiler()
     is_x86 = platform.machine() in _X86
+    sources, defines = (_EMULATED, (_EMULATE,)) if emulate_avx512 else (_SOURCES, ())
     with tempfile.TemporaryDirectory() as temporary:
         folder, running, objects = Path(temporary), [], []
-        for name, flags in _SOURCES.items():
+        for name, flags in sources.items():
             target = folder / f"{name}.o"
-            command = [compiler, *_COMMON, *_WARNINGS, *extra, *(flags if is_x86 else ())]
+            command = [compiler, *_COMMON, *_WARNINGS, *defines, *(flags if is_x86 else ()), *extra]
             command += ["-c", str(FOLDER / "csrc" / name), "-o", str(target)]
             running.append((command, _start(command)))
             objects.append(str(target))
-        for command, process in running:
-            _finish(command, process)
+        errors = [process.communicate()[1] for _, process in running]  # until all have ended
+        for (command, process), text in zip(running, errors, strict=True):
+            _check(command, process, text)
         part = out.with_name(f".{out.name}.{os.getpid()}.part")
         command = [compiler, "-shared", "-pthread", *extra, *objects, "-o", str(part)]
         try:
-            _finish(command, _start(command))
+            process = _start(command)
+            _check(command, process, process.communicate()[1])
             os.replace(part, out)
         finally:
             part.unlink(missing_ok=True)
@@ -102,8 +120,7 @@ def _start(command: Sequence[str]) -> subprocess.Popen[str]:
         raise BuildError(f"{command[0]} does not run: {error}") from error
 
 
-def _finish(command: Sequence[str], process: subprocess.Popen[str]) -> None:
-    _, errors = process.communicate()
+def _check(command: Sequence[str], process: subprocess.Popen[str], errors: str) -> None:
     if process.returncode:
         lines = [line for line in errors.splitlines() if "error" in line] or errors.splitlines()
         reason = lines[0].strip() if lines else f"exit code {process.returncode}"

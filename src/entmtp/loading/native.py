@@ -5,6 +5,7 @@ import json
 import logging
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -122,7 +123,8 @@ def _write(file: Path, arrays: Mapping[str, Array]) -> None:
     except (OSError, SafetensorError) as error:
         _log.warning("packed weights cannot be kept under %s (%s)", file.parent, error)
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
 
 
 def _checksum(array: Array) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from entmtp.decoder.config import block_shapes
 from entmtp.decoder.rope import inverse_frequencies
-from entmtp.errors import UnsupportedModelError
+from entmtp.errors import CheckpointError, UnsupportedModelError
 from entmtp.kernels.library import Library
 from entmtp.target.base import TargetConfig
 
@@ -146,6 +146,9 @@ def pack_model(
         library: quantises and packs.
         isa: instruction set that will run.
 
+    Raises:
+        CheckpointError: the weights hold NaN or infinity.
+
     Returns:
         ``{layer}.{name}`` of each block, ``head``, ``embedding``, ``dense`` and ``final_norm``.
     """
@@ -167,6 +170,9 @@ def pack_model(
     arrays["embedding"] = _rotated_embedding(embedding, rotation)
     arrays["dense"] = rotation.dense.astype(np.float32)
     arrays["final_norm"] = norm.numpy()
+    for array in arrays.values():  # packed ones are checked when they are packed
+        if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
+            raise CheckpointError("the weights hold NaN or infinity: fetch the model again")
     return arrays
 
 

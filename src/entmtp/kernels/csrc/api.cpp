@@ -6,6 +6,7 @@
 #include <string.h>
 #include <memory>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 #if defined(__linux__)
@@ -187,7 +188,8 @@ void stop_threads(Engine& e) {
     e.is_closing = false;
 }
 
-// Starts the workers; this thread is the first one.
+// Starts the workers; this thread is the first one. Any number of them does all the work, so where
+// the system grants fewer, these have to do.
 void start_threads(Engine& e, int threads) {
     stop_threads(e);
     for (int t = e.num_scratch; t < threads; t++, e.num_scratch++)
@@ -197,7 +199,9 @@ void start_threads(Engine& e, int threads) {
     int longest = std::max(e.longest_row, static_cast<int>(longest_row(e.c)));
     e.longest_row = 0;
     make_rows(e, longest);
-    for (int t = 1; t < threads; t++) e.pool.emplace_back(worker, &e, t);
+    try {
+        for (int t = 1; t < threads; t++) e.pool.emplace_back(worker, &e, t);
+    } catch (const std::system_error&) {}
 }
 
 void allocate(Engine& e) {
