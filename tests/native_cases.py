@@ -249,7 +249,7 @@ class Job:
             stats,
         )  # fmt: skip
         lib = target._library.lib
-        return int(lib.entmtp_forward(target._model, ctypes.byref(job)))
+        return int(lib.entmtp_forward(target._model.pointer, ctypes.byref(job)))
 
 
 def assert_instruction_sets_agree(name: str, isas: Sequence[str]) -> None:

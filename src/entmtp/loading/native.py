@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import os
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -114,7 +115,7 @@ def _read(file: Path) -> dict[str, Array] | None:
 def _write(file: Path, arrays: Mapping[str, Array]) -> None:
     """Keep packed weights; a model that cannot be kept is packed again at the next start."""
     metadata = {"crc32": json.dumps({name: _checksum(a) for name, a in arrays.items()})}
-    part = file.with_suffix(".part")
+    part = file.with_suffix(f".{os.getpid()}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entmtp.errors import InputError
+from entmtp.errors import InputError, TopologyError
 from entmtp.kernels.library import (
     CConfig,
     CJob,
@@ -24,10 +24,13 @@ from entmtp.linear import Projection
 from entmtp.target.base import LogitStats, Segment, TargetConfig, TargetOutput
 from entmtp.target.native_weights import Array, mix_count, rotary_tables
 
-__all__ = ["MAX_THREADS", "Matrices", "NativeKVCache", "NativeTarget"]
+__all__ = ["MAX_THREADS", "MAX_TREE_ROWS", "Matrices", "NativeKVCache", "NativeTarget"]
 
 MAX_THREADS = 64
 """Of the core."""
+
+MAX_TREE_ROWS = 128
+"""``kBlockRows`` of core.h: rows that go through the layers together."""
 
 _STATS = np.dtype([("argmax", "<i4"), ("p_max", "<f4"), ("log_sum_exp", "<f4"), ("entropy", "<f4")])
 """``RowStats`` of core.h."""
@@ -43,13 +46,22 @@ class Matrices(Protocol):
         """``(len(ids), H)`` rows of the output head, float32."""
 
 
+class CoreModel:
+    """A model inside the core; freed when neither target, cache nor projection holds it."""
+
+    def __init__(self, library: Library, pointer: int) -> None:
+        """Own what ``entmtp_model_new`` gave."""
+        self.lib, self.pointer = library.lib, pointer
+        weakref.finalize(self, library.lib.entmtp_model_free, pointer)
+
+
 class NativeKVCache:
     """Keys and values of one sequence inside the core, in half precision."""
 
-    def __init__(self, library: Library, model: int, capacity: int) -> None:
+    def __init__(self, model: CoreModel, capacity: int) -> None:
         """Allocate room for ``capacity`` rows."""
-        self._lib, self._model = library.lib, model
-        self._pointer = self._checked(self._lib.entmtp_cache_new(model, max(capacity, 1)))
+        self._lib, self._model = model.lib, model
+        self._pointer = self._checked(self._lib.entmtp_cache_new(model.pointer, max(capacity, 1)))
         self._finalizer = weakref.finalize(self, self._lib.entmtp_cache_free, self._pointer)
         self._num_pending = 0
 
@@ -65,7 +77,7 @@ class NativeKVCache:
         if need > capacity:
             self._finalizer.detach()
             grown = self._lib.entmtp_cache_grow(
-                self._model, self._pointer, max(need, capacity * 3 // 2)
+                self._model.pointer, self._pointer, max(need, capacity * 3 // 2)
             )
             self._pointer = self._checked(grown)
             self._finalizer = weakref.finalize(self, self._lib.entmtp_cache_free, self._pointer)
@@ -76,7 +88,9 @@ class NativeKVCache:
         """Keep these rows of the last forward, in increasing order, and drop its others."""
         kept = np.array(rows, dtype=np.int32)
         assert not len(kept) or int(kept[-1]) < self._num_pending  # noqa: S101
-        code = self._lib.entmtp_cache_commit(self._model, self._pointer, address(kept), len(kept))
+        code = self._lib.entmtp_cache_commit(
+            self._model.pointer, self._pointer, address(kept), len(kept)
+        )
         assert code == 0, f"rows {rows} are not increasing"  # noqa: S101
         self._num_pending = 0
 
@@ -90,7 +104,7 @@ class NativeProjection:
     """x W^T + b with int8 weights and activations, on the threads of a model."""
 
     def __init__(
-        self, library: Library, isa: str, model: int, weight: Tensor, bias: Tensor | None
+        self, library: Library, isa: str, model: CoreModel, weight: Tensor, bias: Tensor | None
     ) -> None:
         """Quantise and pack ``(out, in)``; nothing given is kept."""
         self._lib, self._model = library.lib, model
@@ -108,7 +122,7 @@ class NativeProjection:
         rows = np.ascontiguousarray(x.numpy(), dtype=np.float32)
         out = np.empty((len(rows), self._shape[0]), dtype=np.float32)
         code = self._lib.entmtp_linear_run(
-            self._model, self._pointer, address(rows), len(rows), address(out)
+            self._model.pointer, self._pointer, address(rows), len(rows), address(out)
         )
         assert code == 0  # noqa: S101 - whoever calls it gives whole rows
         return torch.from_numpy(out)
@@ -148,8 +162,7 @@ class NativeTarget:
         self._library, self.isa = library, library.isa(isa)
         self._matrices = matrices
         self._project: Callable[[Tensor], Tensor] | None = None
-        self._model = self._make_model(arrays, threads)
-        weakref.finalize(self, library.lib.entmtp_model_free, self._model)
+        self._model = CoreModel(library, self._make_model(arrays, threads))
 
     @property
     def backend(self) -> str:
@@ -158,7 +171,7 @@ class NativeTarget:
 
     def new_cache(self, capacity: int) -> NativeKVCache:
         """An empty cache with room for ``capacity`` rows."""
-        return NativeKVCache(self._library, self._model, capacity)
+        return NativeKVCache(self._model, capacity)
 
     @property
     def precision(self) -> str:
@@ -171,13 +184,13 @@ class NativeTarget:
         Raises:
             InputError: not between 1 and 64.
         """
-        if self._library.lib.entmtp_model_threads(self._model, threads):
+        if self._library.lib.entmtp_model_threads(self._model.pointer, threads):
             raise InputError(f"threads is {threads}; the native core takes 1 to {MAX_THREADS}")
 
     @property
     def weight_bytes(self) -> int:
         """Memory of weights and scratch inside the core."""
-        return int(self._library.lib.entmtp_model_bytes(self._model))
+        return int(self._library.lib.entmtp_model_bytes(self._model.pointer))
 
     def embedding(self) -> Tensor:
         """``(V, H)`` input embedding, float32."""
@@ -201,7 +214,11 @@ class NativeTarget:
         return NativeProjection(self._library, self.isa, self._model, weight, bias)
 
     def forward(self, segments: Sequence[Segment]) -> TargetOutput:
-        """Evaluate all rows of all segments in one call."""
+        """Evaluate all rows of all segments in one call.
+
+        Raises:
+            TopologyError: a tree of more than :data:`MAX_TREE_ROWS` rows.
+        """
         sizes = [segment.tokens.numel() for segment in segments]
         starts = np.cumsum([0, *sizes])
         total = int(starts[-1])
@@ -215,6 +232,12 @@ class NativeTarget:
             assert isinstance(cache, NativeKVCache)  # noqa: S101 - made by new_cache
             mask = None
             if segment.mask is not None:
+                if sizes[index] > MAX_TREE_ROWS:
+                    raise TopologyError(
+                        f"the tree has {sizes[index]} rows, but the native core checks at most "
+                        f"{MAX_TREE_ROWS}; use a smaller tree, or --backend torch"
+                    )
+                assert segment.mask.shape == (sizes[index], sizes[index])  # noqa: S101
                 mask = np.ascontiguousarray(segment.mask, dtype=np.uint8)
                 masks.append(mask)
             first, size = int(starts[index]), sizes[index]
@@ -238,7 +261,7 @@ class NativeTarget:
             address(logits),
             address(stats),
         )
-        code = self._library.lib.entmtp_forward(self._model, ctypes.byref(job))
+        code = self._library.lib.entmtp_forward(self._model.pointer, ctypes.byref(job))
         if code < 0:
             raise MemoryError("no memory for the attention of so long a text")
         assert code == 0, f"the core refused a job ({code})"  # noqa: S101 - our own engine's
