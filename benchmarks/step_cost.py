@@ -207,6 +207,17 @@ def run_process(spec_file: Path, home: Path | None) -> dict[str, Any]:
     return result
 
 
+def work(spec_file: Path) -> int:
+    """What a process of the benchmark does: time what the file says, print one JSON line."""
+    end_with_parent()
+    try:
+        spec = json.loads(spec_file.read_text(encoding="utf-8"))
+    except OSError:  # the parent has ended and has taken its files along
+        return 1
+    print(json.dumps(run_worker(spec)))
+    return 0
+
+
 def end_with_parent() -> None:
     """End this process when its standard input closes, however the parent ended."""
 
@@ -321,9 +332,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     try:
         if args.worker is not None:
-            end_with_parent()
-            print(json.dumps(run_worker(json.loads(args.worker.read_text(encoding="utf-8")))))
-            return 0
+            return work(args.worker)
         report = run(args)
     except entmtp.EntmtpError as error:
         print(f"Error: {error}", file=sys.stderr)
