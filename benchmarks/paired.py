@@ -1,9 +1,12 @@
 """What benchmarks share: decoding paired in one run, and the provenance of every number."""
 
+import json
+import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -109,3 +112,13 @@ def provenance(engine: entmtp.Engine, records: Sequence[PromptRecord]) -> dict[s
         "prompts": len(records),
         "prompts_digest": prompts_digest(records),
     }
+
+
+def print_json(report: Mapping[str, object], file: Path | None) -> None:
+    """Print a report as one JSON document, the last line; also write it to a file, whole."""
+    text = json.dumps(report)
+    print(text)
+    if file is not None:
+        part = file.with_name(f".{file.name}.{os.getpid()}.part")
+        part.write_text(text + "\n", encoding="utf-8")
+        os.replace(part, file)

@@ -14,9 +14,7 @@ gap is that of rounding alone. ``--verification typical`` is the published, LOSS
 """
 
 import argparse
-import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +27,7 @@ from entmtp.loading.drafters import load_drafter
 from entmtp.loading.loader import make_scheduler
 from entmtp.target.base import Segment, Target
 from entmtp.workload import read_prompts
-from paired import Config, decode_paired, encode_prompts, provenance, summary
+from paired import Config, decode_paired, encode_prompts, print_json, provenance, summary
 
 TREE = "mc_sim_7b_63"
 CHUNK = 256
@@ -158,12 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"Error: {error}", file=sys.stderr)
         return 2
     print_table(report)
-    text = json.dumps(report)
-    print(text)
-    if args.json is not None:
-        part = args.json.with_name(f".{args.json.name}.{os.getpid()}.part")
-        part.write_text(text + "\n", encoding="utf-8")
-        os.replace(part, args.json)
+    print_json(report, args.json)
     return 0
 
 

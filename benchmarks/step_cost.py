@@ -34,7 +34,7 @@ from entmtp.loading.assets import resolve_model
 from entmtp.loading.gguf_writer import write_gguf
 from entmtp.target.base import TargetConfig
 from entmtp.target.weights import read_config, tensor_shapes, write_model
-from paired import machine
+from paired import machine, print_json
 from step_backends import BACKENDS, MAX_ROWS, num_weights, obstacle, run_worker, weight_bytes
 
 _LLAMA3 = RopeScaling(
@@ -341,12 +341,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("Interrupted.", file=sys.stderr)
         return 130
     print_table(report)
-    text = json.dumps(report)
-    print(text)
-    if args.json is not None:
-        part = args.json.with_name(f".{args.json.name}.{os.getpid()}.part")
-        part.write_text(text + "\n", encoding="utf-8")
-        os.replace(part, args.json)
+    print_json(report, args.json)
     return 0
 
 
