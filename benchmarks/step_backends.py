@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from entmtp.kernels.library import missing_reason
+from entmtp.kernels.library import load_library, missing_reason
 from entmtp.loading.gguf_writer import GGUF_TYPES, matrix_type
 from entmtp.loading.llamacpp import LlamaCpp, missing_llama_cpp
 from entmtp.loading.loader import load_target
@@ -34,7 +34,7 @@ BYTES = {"native": 1.0, "torch": 4.0, "torch:bfloat16": 2.0, "hf": 2.0}
 BYTES |= {"BF16": 2.0, "Q8_0": 34 / 32, "Q4_0": 18 / 32}
 """Bytes of a weight, block scales included; the int8 core's few scales are left out."""
 
-_BUFFER_BYTES = 512 << 20
+_BUFFER_BYTES = 256 << 20
 _REST_S = 0.01  # in which the threads of the backend before go to sleep
 
 
@@ -179,8 +179,46 @@ def weight_bytes(name: str, config: TargetConfig) -> float:
     return sum(size * BYTES[matrix_type(matrix, config, kind)] for matrix, size in sizes)
 
 
+class Limits:
+    """What the machine can do at best, measured again and again between the backends.
+
+    Bandwidth: a large buffer read in two ways. Operations: the innermost product of the native
+    core on data in the nearest memory, where that core is installed.
+    """
+
+    def __init__(self, threads: int, size: int = _BUFFER_BYTES) -> None:
+        self._threads = threads
+        memory = mmap.mmap(-1, size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self._buffer = np.frombuffer(memory, dtype=np.uint8)
+        self._buffer[:] = 0
+        self._seconds: dict[str, list[float]] = {"memchr": [], "torch.sum": []}
+        self._rates: list[float] = []
+
+    def sample(self) -> None:
+        """One more measurement of each."""
+        self._seconds["memchr"].append(_search(self._buffer, self._threads))
+        words = torch.from_numpy(self._buffer).view(torch.int64)
+        started = time.perf_counter()
+        words.sum()
+        self._seconds["torch.sum"].append(time.perf_counter() - started)
+        library = load_library()
+        if library is not None:
+            self._rates.append(library.dot_rate(library.isa("auto"), self._threads))
+
+    def bandwidth_gb_s(self) -> dict[str, float]:
+        """Medians by way of reading."""
+        size = len(self._buffer)
+        return {name: size / median(found) / 1e9 for name, found in self._seconds.items()}
+
+    def throughput_gop_s(self) -> float | None:
+        """Median of two operations a multiplication; ``None`` without the native core."""
+        return 2e-9 * median(self._rates) if self._rates else None
+
+
 def time_backends(
-    backends: dict[str, Backend], rows: Sequence[int], repeats: int
+    backends: dict[str, Backend], rows: Sequence[int], repeats: int, limits: Limits
 ) -> dict[str, dict[int, float]]:
     """Median milliseconds; backends take turns, and before each timed step goes one that is not."""
     times: dict[str, dict[int, list[float]]] = {
@@ -188,6 +226,7 @@ def time_backends(
     }
     names = list(backends)
     for repeat in range(repeats):
+        limits.sample()
         for count in rows:
             for shift in range(len(names)):
                 name = names[(repeat + shift) % len(names)]
@@ -197,31 +236,6 @@ def time_backends(
                 backends[name].step(count)
                 times[name][count].append(1e3 * (time.perf_counter() - started))
     return {name: {n: median(ms) for n, ms in found.items()} for name, found in times.items()}
-
-
-def throughput_gop_s(target: Target, weights: int, repeats: int) -> float:
-    """Most operations a second over 32 to 128 rows behind one token, each size at its median."""
-    backend = TargetBackend(target, [0])
-    sizes = (32, 64, 96, MAX_ROWS)
-    ms = time_backends({"native": backend}, sizes, repeats)["native"]
-    return max(2e-6 * weights * rows / ms[rows] for rows in sizes)
-
-
-def bandwidth_gb_s(threads: int, size: int = _BUFFER_BYTES) -> dict[str, float]:
-    """Best of five readings of a large buffer, by each of two ways of reading."""
-    memory = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    buffer = np.frombuffer(memory, dtype=np.uint8)
-    buffer[:] = 0
-    words = torch.from_numpy(buffer).view(torch.int64)
-    seconds: dict[str, list[float]] = {"memchr": [], "torch.sum": []}
-    for _ in range(5):
-        seconds["memchr"].append(_search(buffer, threads))
-        started = time.perf_counter()
-        words.sum()
-        seconds["torch.sum"].append(time.perf_counter() - started)
-    return {name: size / min(found) / 1e9 for name, found in seconds.items()}
 
 
 def _search(buffer: np.ndarray, threads: int) -> float:
@@ -252,17 +266,18 @@ def run_worker(spec: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(spec["threads"])
     model = Path(spec["model"])
     config = read_config(model)
-    bandwidth = bandwidth_gb_s(spec["threads"])
     rng = np.random.default_rng(0)
     context = [int(token) for token in rng.integers(0, config.vocab_size, spec["context"])]
     backends = {
         name: open_backend(name, model, spec["gguf"], context, spec["threads"])
         for name in spec["backends"]
     }
-    ms = time_backends(backends, spec["rows"], spec["repeats"])
+    limits = Limits(spec["threads"])
+    ms = time_backends(backends, spec["rows"], spec["repeats"], limits)
     native = backends.get("native")
-    best = isa = None
-    if isinstance(native, TargetBackend):
-        isa = native.target.backend
-        best = throughput_gop_s(native.target, num_weights(config), max(3, spec["repeats"] // 3))
-    return {"ms": ms, "bandwidth": bandwidth, "throughput_gop_s": best, "native_backend": isa}
+    return {
+        "ms": ms,
+        "bandwidth": limits.bandwidth_gb_s(),
+        "throughput_gop_s": limits.throughput_gop_s(),
+        "native_backend": native.target.backend if isinstance(native, TargetBackend) else None,
+    }

@@ -8,6 +8,7 @@ import torch
 
 import step_backends
 import step_cost
+from entmtp.kernels.library import load_library
 from entmtp.target.weights import read_config, tensor_shapes
 from fakes import tiny_config
 from tiny_model import make_model_folder
@@ -79,13 +80,22 @@ def test_medians_and_rates_are_over_processes() -> None:
     assert report["bandwidth_by"] == ["memchr"]
     expected = step_cost.roofline_ms(4, weights, 12.0, 200.0)
     assert report["roofline_ms"] == {"4": pytest.approx(expected)}
+    own = step_cost.roofline_ms(4, weights, 12.0, 200.0) / 2.0
+    others = [step_cost.roofline_ms(4, weights, 10.0 + ms, 100 * ms) / ms for ms in (1.0, 4.0)]
+    assert report["roofline_share"] == {"4": pytest.approx(sorted([own, *others])[1])}
 
 
-def test_the_buffer_is_read_whole() -> None:
-    """Both ways give a speed that a machine can have."""
-    found = step_backends.bandwidth_gb_s(2, size=8 << 20)
+def test_the_limits_are_those_of_a_machine() -> None:
+    """Both ways of reading give a speed that a machine can have, and so does the product."""
+    limits = step_backends.Limits(2, size=8 << 20)
+    for _ in range(3):
+        limits.sample()
+    found = limits.bandwidth_gb_s()
     assert found.keys() == {"memchr", "torch.sum"}
     assert all(0.05 < value < 2000 for value in found.values())
+    rate = limits.throughput_gop_s()
+    assert (rate is None) == (load_library() is None)
+    assert rate is None or 0.1 < rate < 100_000
 
 
 class Recorder:
@@ -103,7 +113,8 @@ def test_backends_take_turns() -> None:
     """Two steps each, the second timed; who begins changes from repeat to repeat."""
     turns: list[tuple[str, int]] = []
     backends = {name: Recorder(name, turns) for name in ("a", "b")}
-    ms = step_backends.time_backends(backends, [1, 3], 2)
+    limits = step_backends.Limits(1, size=1 << 20)
+    ms = step_backends.time_backends(backends, [1, 3], 2, limits)
     first, second = [("a", 1)] * 2 + [("b", 1)] * 2, [("a", 3)] * 2 + [("b", 3)] * 2
     assert turns == first + second + first[2:] + first[:2] + second[2:] + second[:2]
     assert {name: set(found) for name, found in ms.items()} == {"a": {1, 3}, "b": {1, 3}}

@@ -1,6 +1,7 @@
 // The C interface: models, caches, forwards, packing; and the threads behind them.
 #include "core.h"
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <stdlib.h>
 #include <string.h>
@@ -82,7 +83,7 @@ struct Engine : Model {
     const Isa* isa;
     std::vector<Layer> layer_list;
     std::vector<Buffer> buffers;
-    Buffer parts_buffer;
+    Buffer parts_buffer, claims_buffer;
     std::vector<Buffer> row_buffers;
     int longest_row = 0, num_scratch = 0;
     std::vector<std::thread> pool;
@@ -135,8 +136,8 @@ void worker(Engine* e, int thread) {
 
 void run_block(Engine& e) {
     for (int i = 0; i < e.num_phases; i++) {
-        e.phases[i].next.store(0, std::memory_order_relaxed);
         e.phases[i].done.store(0, std::memory_order_relaxed);
+        for (int t = 0; t < e.threads; t++) e.claims[size_t(t) * e.claim_stride + i].store(0, std::memory_order_relaxed);
     }
     if (e.pool.empty()) return e.isa->run(e, 0);
     uint64_t generation = (e.gate.load(std::memory_order_relaxed) >> 32) + 1;
@@ -151,14 +152,21 @@ void run_block(Engine& e) {
 
 size_t panel_bytes(int k) { return kHeader + static_cast<size_t>(k) * kPanel; }
 
-Matrix copy_matrix(Engine& e, const uint8_t* from, int channels, int k) {
-    int panels = (channels + kPanel - 1) / kPanel;
-    size_t size = panels * panel_bytes(k);
-    // room behind the last panel, where prefetches look
-    uint8_t* to = e.make<uint8_t>(size + panel_bytes(k));
-    memcpy(to, from, size);
-    return {to, panels, k};
-}
+// All weights of a model in one stretch of memory, in the order of their use.
+class WeightStream {
+public:
+    WeightStream(Engine& e, size_t size) : at_(e.make<uint8_t>(size)) {}
+    static size_t room(int channels, int k) { return (channels + kPanel - 1) / kPanel * panel_bytes(k); }
+    Matrix add(const uint8_t* from, int channels, int k) {
+        Matrix m{at_, (channels + kPanel - 1) / kPanel, k};
+        memcpy(at_, from, room(channels, k));
+        at_ += room(channels, k);
+        return m;
+    }
+
+private:
+    uint8_t* at_;
+};
 
 // Room for quantised rows of so many values, shared and for each thread.
 void make_rows(Engine& e, int longest) {
@@ -196,6 +204,8 @@ void start_threads(Engine& e, int threads) {
         e.scratch[t] = Scratch{{}, e.make<float>(longest_row(e.c)), e.make<float>(8 * (kSpan + kBlockRows + 64)),
                                e.make<float>(size_t(kBlockRows) * kVocabChunk)};
     e.threads = threads;
+    e.claims_buffer = Buffer(size_t(threads) * e.claim_stride * sizeof(std::atomic<int32_t>));
+    e.claims = e.claims_buffer.as<std::atomic<int32_t>>();
     int longest = std::max(e.longest_row, static_cast<int>(longest_row(e.c)));
     e.longest_row = 0;
     make_rows(e, longest);
@@ -214,6 +224,7 @@ void allocate(Engine& e) {
     e.vocab_parts = e.make<Partial>(kBlockRows * static_cast<size_t>((c.vocab + kVocabChunk - 1) / kVocabChunk));
     e.num_phases = c.layers * 10 + 8;
     e.phases = e.make<Phase>(e.num_phases);
+    e.claim_stride = (e.num_phases + 15) / 16 * 16;  // no line shared by two threads
 }
 
 // Room for the sums of every span that a row of this forward may have.
@@ -285,7 +296,7 @@ struct EntmtpWeights {
     const float *dense, *final_norm, *cos, *sin;
 };
 
-int entmtp_abi() { return 1; }
+int entmtp_abi() { return 2; }
 
 int entmtp_isa_supported(const char* name) { return is_supported(isa_named(name)); }
 
@@ -337,14 +348,18 @@ Engine* entmtp_model_new(const Config* config, const EntmtpWeights* w, int threa
         memcpy(to, from, n * sizeof(float));
         return to;
     };
+    const int heads = (c.heads + 2 * c.kv_heads) * c.head_dim;
+    const size_t layer_size = WeightStream::room(heads, c.hidden) + WeightStream::room(c.hidden, width) +
+                              WeightStream::room(2 * c.inter, c.hidden) + WeightStream::room(c.hidden, c.inter);
+    WeightStream stream(*e, c.layers * layer_size + WeightStream::room(c.vocab, c.hidden));
     for (int l = 0; l < c.layers; l++) {
         const EntmtpLayer& from = w->layers[l];
         Layer to{};
-        to.qkv = copy_matrix(*e, from.qkv, (c.heads + 2 * c.kv_heads) * c.head_dim, c.hidden);
-        to.o = copy_matrix(*e, from.o, c.hidden, width);
-        to.gate_up = copy_matrix(*e, from.gate_up, 2 * c.inter, c.hidden);
-        to.down = copy_matrix(*e, from.down, c.hidden, c.inter);
-        to.qkv_bias = floats(from.qkv_bias, static_cast<size_t>(c.heads + 2 * c.kv_heads) * c.head_dim);
+        to.qkv = stream.add(from.qkv, heads, c.hidden);
+        to.o = stream.add(from.o, c.hidden, width);
+        to.gate_up = stream.add(from.gate_up, 2 * c.inter, c.hidden);
+        to.down = stream.add(from.down, c.hidden, c.inter);
+        to.qkv_bias = floats(from.qkv_bias, heads);
         to.o_bias = floats(from.o_bias, c.hidden);
         to.gate_up_bias = floats(from.gate_up_bias, size_t(2) * c.inter);
         to.down_bias = floats(from.down_bias, c.hidden);
@@ -353,7 +368,7 @@ Engine* entmtp_model_new(const Config* config, const EntmtpWeights* w, int threa
         e->layer_list.push_back(to);
     }
     e->w.layers = e->layer_list.data();
-    e->w.head = copy_matrix(*e, w->head, c.vocab, c.hidden);
+    e->w.head = stream.add(w->head, c.vocab, c.hidden);
     auto* embedding = e->make<half_t>(static_cast<size_t>(c.vocab) * c.hidden);
     memcpy(embedding, w->embedding, static_cast<size_t>(c.vocab) * c.hidden * sizeof(half_t));
     e->w.embedding = embedding;
@@ -478,6 +493,33 @@ int entmtp_linear_run(Engine* e, Linear* linear, const float* rows, int n, float
     }
     return 0;
 }
+
+// Multiplications a second of all threads with the innermost product, weights and rows in the
+// nearest memory: each thread at its median over short windows.
+double entmtp_dot_rate(const char* name, int threads, int windows) try {
+    const Isa* isa = isa_named(name);
+    if (!is_supported(isa) || threads < 1 || threads > kMaxThreads || windows < 1) return 0;
+    constexpr int k = 256, repeats = 1000;
+    std::vector<double> rates(threads);
+    auto work = [&](int thread) {
+        Buffer panel(2 * panel_bytes(k)), rows(size_t(kBlockRows) * k * isa->act_bytes);
+        std::vector<double> found;
+        for (int i = 0; i < windows; i++) {
+            auto start = std::chrono::steady_clock::now();
+            int64_t count = isa->dot(panel.as<uint8_t>(), rows.as<uint8_t>(), k, repeats);
+            found.push_back(count / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        }
+        std::nth_element(found.begin(), found.begin() + windows / 2, found.end());
+        rates[thread] = found[windows / 2];
+    };
+    std::vector<std::thread> others;
+    for (int t = 1; t < threads; t++) others.emplace_back(work, t);
+    work(0);
+    for (auto& other : others) other.join();
+    double total = 0;
+    for (double rate : rates) total += rate;
+    return total;
+} catch (const std::bad_alloc&) { return 0; }
 
 size_t entmtp_model_bytes(const Engine* e) { size_t n = 0; for (const auto& b : e->buffers) n += b.size(); return n; }
 

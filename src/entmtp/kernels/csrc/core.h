@@ -86,7 +86,8 @@ struct Scratch {                  // of one thread
     float *row, *scores, *logits;
 };
 
-struct Phase { std::atomic<int32_t> next, done; };
+// What is left of a phase of a forward: items done, by all threads.
+struct Phase { std::atomic<int32_t> done; };
 
 struct Model {
     Config c;
@@ -99,7 +100,8 @@ struct Model {
     int32_t max_spans;
     Partial* vocab_parts;
     Phase* phases;
-    int32_t num_phases;
+    std::atomic<int32_t>* claims;  // [thread][claim_stride]: items claimed of a thread's share of a phase
+    int32_t num_phases, claim_stride;
     Job job;
     const Product* product;       // instead of a job, if not null
     int32_t block_first, block_rows;  // rows of the job in the present block
@@ -112,6 +114,8 @@ struct Isa {
     int32_t layout;               // of the bytes in a panel
     void (*run)(Model&, int thread);
     void (*pack)(const int8_t* rows, int32_t k, uint8_t* panel); // 32 rows of k weights
+    // The innermost product, again and again on the same panel; returns its multiplications.
+    int64_t (*dot)(const uint8_t* panel, const uint8_t* rows, int32_t k, int32_t repeats);
 };
 
 extern const Isa kPortable, kAvx2, kAvx512;

@@ -15,7 +15,7 @@ namespace {
 
 struct F { __m256 a, b; };
 struct I { __m256i a, b; };
-constexpr int kHeader = 256, kActBytes = 2, kTile = 5, kAhead = 4096, kRegisters = 4, kQueries = 4, kRowGroup = 16;
+constexpr int kHeader = 256, kActBytes = 2, kTile = 4, kAhead = 4096, kSpareLines = 5120, kRegisters = 4, kQueries = 6, kRowGroup = 16;
 
 OP F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 OP void store(float* p, F v) { _mm256_storeu_ps(p, v.a); _mm256_storeu_ps(p + 8, v.b); }
@@ -66,6 +66,10 @@ OP void store_act(uint8_t* p, I q) {
 }
 OP void pause_() { _mm_pause(); }
 OP void yield_() { sched_yield(); }
+OP void prefetch(const uint8_t* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+OP void prefetch_near(const uint8_t* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
+
+#include "stream.inc"
 
 // In assembly, since the compiler would add two products first, and then runs out of registers and
 // keeps the sums in memory.
@@ -73,11 +77,11 @@ OP void accumulate(__m256i& sum, __m256i product) { __asm__("vpaddd %1, %0, %0" 
 
 // Channels 16 * half .. + 15 of R rows. Weights: per pair of k, 16 channels times 2.
 template <int R>
-static inline void dot_half(const uint8_t* w, const uint8_t* act, int k, int32_t (*out)[kPanel], const uint8_t* ahead, int step) {
+static inline void dot_half(const uint8_t* w, const uint8_t* act, int k, int32_t (*out)[kPanel], Stream& ahead) {
     __m256i acc[R][2];
     UNROLL for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = _mm256_setzero_si256();
-    for (int i = 0; i < k; i += 4, w += 64, ahead += step) {
-        _mm_prefetch((const char*)ahead, _MM_HINT_T0);
+    for (int i = 0; i < k; i += 4, w += 64) {
+        fetch(ahead);
         UNROLL for (int half = 0; half < 2; half++) {
             __m256i w0 = _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i*)(w + 32 * half)));
             __m256i w1 = _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i*)(w + 32 * half + 16)));
@@ -94,21 +98,19 @@ static inline void dot_half(const uint8_t* w, const uint8_t* act, int k, int32_t
 }
 
 template <int R>
-static void dot_rows(const uint8_t* panel, const uint8_t* act, int k, int32_t (*out)[kPanel], const uint8_t* ahead, int step) {
+static void dot_rows(const uint8_t* panel, const uint8_t* act, int k, int32_t (*out)[kPanel], Stream& ahead) {
     const uint8_t* w = panel + kHeader;
     size_t half = (size_t)k * 16;
-    dot_half<R>(w, act, k, out, ahead, step);
-    dot_half<R>(w + half, act, k, (int32_t(*)[kPanel])((int32_t*)out + 16), ahead + (size_t)(k / 4) * step, step);
+    dot_half<R>(w, act, k, out, ahead);
+    dot_half<R>(w + half, act, k, (int32_t(*)[kPanel])((int32_t*)out + 16), ahead);
 }
 
-static void dot_panel(const uint8_t* panel, const uint8_t* act, int k, int rows, int32_t (*out)[kPanel], const uint8_t* ahead, int passes) {
-    int step = 64 / passes;
+static void dot_panel(const uint8_t* panel, const uint8_t* act, int k, int rows, int32_t (*out)[kPanel], Stream ahead) {
     switch (rows) {
-        case 1: return dot_rows<1>(panel, act, k, out, ahead, step);
-        case 2: return dot_rows<2>(panel, act, k, out, ahead, step);
-        case 3: return dot_rows<3>(panel, act, k, out, ahead, step);
-        case 4: return dot_rows<4>(panel, act, k, out, ahead, step);
-        default: return dot_rows<5>(panel, act, k, out, ahead, step);
+        case 1: return dot_rows<1>(panel, act, k, out, ahead);
+        case 2: return dot_rows<2>(panel, act, k, out, ahead);
+        case 3: return dot_rows<3>(panel, act, k, out, ahead);
+        default: return dot_rows<4>(panel, act, k, out, ahead);
     }
 }
 
@@ -122,11 +124,11 @@ static void pack(const int8_t* rows, int32_t k, uint8_t* panel) {
 
 } // namespace
 
-const Isa kAvx2{"avx2", kActBytes, 2, run, pack};
+const Isa kAvx2{"avx2", kActBytes, 2, run, pack, dot_again};
 
 } // namespace entmtp
 #else
 namespace entmtp {
-const Isa kAvx2{"avx2", 0, 0, nullptr, nullptr};
+const Isa kAvx2{"avx2", 0, 0, nullptr, nullptr, nullptr};
 } // namespace entmtp
 #endif

@@ -19,7 +19,7 @@ namespace {
 
 using F = __m512;
 using I = __m512i;
-constexpr int kHeader = 256, kActBytes = 1, kTile = 8, kAhead = 4096, kRegisters = 16, kQueries = 4, kRowGroup = 16;
+constexpr int kHeader = 256, kActBytes = 1, kTile = 8, kAhead = 4096, kSpareLines = 8192, kRegisters = 16, kQueries = 4, kRowGroup = 16;
 
 OP F load(const float* p) { return _mm512_loadu_ps(p); }
 OP void store(float* p, F v) { _mm512_storeu_ps(p, v); }
@@ -63,6 +63,10 @@ OP void scatter_half(half_t* p, F v) {
 OP void store_act(uint8_t* p, I q) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_add_epi32(q, _mm512_set1_epi32(128)))); }
 OP void pause_() { _mm_pause(); }
 OP void yield_() { sched_yield(); }
+OP void prefetch(const uint8_t* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+OP void prefetch_near(const uint8_t* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
+
+#include "stream.inc"
 
 OP I dot4(I acc, I a, I w) {
 #if defined(ENTMTP_EMULATE_AVX512)
@@ -76,14 +80,13 @@ OP I dot4(I acc, I a, I w) {
 
 // Weights: per four k, 16 channels times 4, then the other 16 channels.
 template <int R>
-static void dot_rows(const uint8_t* panel, const uint8_t* act, int k, int32_t (*out)[kPanel], const uint8_t* ahead, int step) {
+static void dot_rows(const uint8_t* panel, const uint8_t* act, int k, int32_t (*out)[kPanel], Stream& ahead) {
     const uint8_t* w = panel + kHeader;
     const int32_t* offset = (const int32_t*)(panel + 128);
     I acc[R][2];
     UNROLL for (int r = 0; r < R; r++) acc[r][0] = loadi(offset), acc[r][1] = loadi(offset + 16);
-    for (int i = 0; i < k; i += 4, w += 128, ahead += step) {
-        _mm_prefetch((const char*)ahead, _MM_HINT_T0);
-        if (step > 64) _mm_prefetch((const char*)ahead + 64, _MM_HINT_T0);
+    for (int i = 0; i < k; i += 4, w += 128) {
+        fetch(ahead), fetch(ahead);
         I w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
         UNROLL for (int r = 0; r < R; r++) {
             int32_t quad;
@@ -96,17 +99,16 @@ static void dot_rows(const uint8_t* panel, const uint8_t* act, int k, int32_t (*
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < 2; c++) _mm512_storeu_si512(out[r] + 16 * c, acc[r][c]);
 }
 
-static void dot_panel(const uint8_t* panel, const uint8_t* act, int k, int rows, int32_t (*out)[kPanel], const uint8_t* ahead, int passes) {
-    int step = 128 / passes;
+static void dot_panel(const uint8_t* panel, const uint8_t* act, int k, int rows, int32_t (*out)[kPanel], Stream ahead) {
     switch (rows) {
-        case 1: return dot_rows<1>(panel, act, k, out, ahead, step);
-        case 2: return dot_rows<2>(panel, act, k, out, ahead, step);
-        case 3: return dot_rows<3>(panel, act, k, out, ahead, step);
-        case 4: return dot_rows<4>(panel, act, k, out, ahead, step);
-        case 5: return dot_rows<5>(panel, act, k, out, ahead, step);
-        case 6: return dot_rows<6>(panel, act, k, out, ahead, step);
-        case 7: return dot_rows<7>(panel, act, k, out, ahead, step);
-        default: return dot_rows<8>(panel, act, k, out, ahead, step);
+        case 1: return dot_rows<1>(panel, act, k, out, ahead);
+        case 2: return dot_rows<2>(panel, act, k, out, ahead);
+        case 3: return dot_rows<3>(panel, act, k, out, ahead);
+        case 4: return dot_rows<4>(panel, act, k, out, ahead);
+        case 5: return dot_rows<5>(panel, act, k, out, ahead);
+        case 6: return dot_rows<6>(panel, act, k, out, ahead);
+        case 7: return dot_rows<7>(panel, act, k, out, ahead);
+        default: return dot_rows<8>(panel, act, k, out, ahead);
     }
 }
 
@@ -120,11 +122,11 @@ static void pack(const int8_t* rows, int32_t k, uint8_t* panel) {
 
 } // namespace
 
-const Isa kAvx512{"avx512", kActBytes, 4, run, pack};
+const Isa kAvx512{"avx512", kActBytes, 4, run, pack, dot_again};
 
 } // namespace entmtp
 #else
 namespace entmtp {
-const Isa kAvx512{"avx512", 0, 0, nullptr, nullptr};
+const Isa kAvx512{"avx512", 0, 0, nullptr, nullptr, nullptr};
 } // namespace entmtp
 #endif

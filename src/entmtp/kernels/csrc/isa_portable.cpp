@@ -14,7 +14,7 @@ namespace {
 
 struct F { float v[16]; };
 struct I { int32_t v[16]; };
-constexpr int kHeader = 256, kActBytes = 1, kTile = 4, kAhead = 4096, kRegisters = 4, kQueries = 4, kRowGroup = 16;
+constexpr int kHeader = 256, kActBytes = 1, kTile = 4, kAhead = 4096, kSpareLines = 0, kRegisters = 4, kQueries = 4, kRowGroup = 16;
 
 OP F load(const float* p) { F r; memcpy(r.v, p, sizeof r.v); return r; }
 OP void store(float* p, F x) { memcpy(p, x.v, sizeof x.v); }
@@ -75,8 +75,12 @@ OP void scatter_half(half_t* p, F x) { EACH p[(size_t)i * kKeyBlock] = narrow(x.
 OP void store_act(uint8_t* p, I q) { EACH p[i] = (uint8_t)(int8_t)q.v[i]; }
 OP void pause_() {}
 OP void yield_() { std::this_thread::yield(); }
+OP void prefetch(const uint8_t*) {}
+OP void prefetch_near(const uint8_t*) {}
 
-static void dot_panel(const uint8_t* panel, const uint8_t* act, int k, int rows, int32_t (*out)[kPanel], const uint8_t*, int) {
+#include "stream.inc"
+
+static void dot_panel(const uint8_t* panel, const uint8_t* act, int k, int rows, int32_t (*out)[kPanel], Stream) {
     const int8_t* w = (const int8_t*)panel + kHeader;
     for (int r = 0; r < rows; r++) {
         const int8_t* a = (const int8_t*)act + (size_t)r * k;
@@ -96,6 +100,6 @@ static void pack(const int8_t* rows, int32_t k, uint8_t* panel) {
 
 } // namespace
 
-const Isa kPortable{"portable", kActBytes, 1, run, pack};
+const Isa kPortable{"portable", kActBytes, 1, run, pack, dot_again};
 
 } // namespace entmtp
