@@ -294,8 +294,8 @@ def test_a_bug_is_shown_and_ends_with_code_1(
     """No file of a model can break decoding, so the engine under the command is replaced."""
 
     class Shifted(LlamaTarget):
-        def forward(self, segments: list[Segment]) -> TargetOutput:  # type: ignore[override]
-            output = super().forward(segments)
+        def forward(self, segments: list[Segment], *, needs_logits: bool = True) -> TargetOutput:  # type: ignore[override]
+            output = super().forward(segments, needs_logits=needs_logits)
             logits = (
                 rows if segment.mask is None else rows.roll(1, dims=1)
                 for segment, rows in zip(segments, output.logits, strict=True)

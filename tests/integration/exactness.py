@@ -83,8 +83,8 @@ class SpyTarget:
         self.caches.append(self._target.new_cache(capacity))
         return self.caches[-1]
 
-    def forward(self, segments: Sequence[Segment]) -> TargetOutput:
-        return self._target.forward(segments)
+    def forward(self, segments: Sequence[Segment], *, needs_logits: bool = True) -> TargetOutput:
+        return self._target.forward(segments, needs_logits=needs_logits)
 
 
 @lru_cache(maxsize=64)

@@ -105,9 +105,9 @@ def test_no_row_lies_beyond_the_window() -> None:
     positions = []
 
     class Watching(SpyTarget):
-        def forward(self, segments: Sequence[Segment]) -> object:  # type: ignore[override]
+        def forward(self, segments: Sequence[Segment], *, needs_logits: bool = True) -> object:  # type: ignore[override]
             positions.extend(int(s.depths.max()) + s.cache.length for s in segments)
-            return spy.forward(segments)
+            return spy.forward(segments, needs_logits=needs_logits)
 
     for drafter in drafters():
         decode(drafter, varied(), target=Watching(TARGET))

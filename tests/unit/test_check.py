@@ -49,9 +49,9 @@ class NoisyTarget:
         self.precision = target.precision
         self.embedding, self.output_rows = target.embedding, target.output_rows
 
-    def forward(self, segments: Sequence[Segment]) -> TargetOutput:
+    def forward(self, segments: Sequence[Segment], *, needs_logits: bool = True) -> TargetOutput:
         """Add noise to the logits of draft trees, leave single tokens and prompts as they are."""
-        output = self._target.forward(segments)
+        output = self._target.forward(segments, needs_logits=needs_logits)
         generator = torch.Generator().manual_seed(len(segments))
         logits = [
             rows

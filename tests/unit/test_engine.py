@@ -238,8 +238,8 @@ class PoisonedTarget:
     def new_cache(self, capacity: int) -> KVCache:
         return self._target.new_cache(capacity)
 
-    def forward(self, segments: Sequence[Segment]) -> TargetOutput:
-        output = self._target.forward(segments)
+    def forward(self, segments: Sequence[Segment], *, needs_logits: bool = True) -> TargetOutput:
+        output = self._target.forward(segments, needs_logits=needs_logits)
         logits = tuple(
             row * math.nan if self._poison in segment.tokens.tolist() else row
             for segment, row in zip(segments, output.logits, strict=True)

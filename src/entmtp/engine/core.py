@@ -231,16 +231,21 @@ class Engine:
         segments += [_chunk_segment(s, tokens) for s, tokens in chunks]
         emitted: _Emitted = []
         if segments:
-            output = self.target.forward(segments)
+            output = self.target.forward(segments, needs_logits=self._needs_logits)
             verdicts = [
                 s.verify(t.topology, t.tokens, output.logits[i], _argmax(output, i))
                 for i, (s, t) in enumerate(zip(decoding, trees, strict=True))
             ]
-            signals = self._signals(output, _last_rows(verdicts, output))
+            signals = self._signals(output, _last_rows(verdicts, segments))
             emitted += self._commit(decoding, trees, verdicts, output, signals)
             emitted += self._end_chunks([s for s, _ in chunks], len(decoding), output, signals)
         held, self._held = self._held, []
         return held + [self._emit(sequence, tokens) for sequence, tokens in emitted]
+
+    @property
+    def _needs_logits(self) -> bool:
+        """Whether someone looks at more of the logits than their arg-max and statistics."""
+        return self.logits_observer is not None or any(s.reads_logits for s in self._running)
 
     def _step_for(self, ids: Sequence[int]) -> list[StreamChunk]:
         """Chunks of these requests; those of others wait for the next call of :meth:`step`."""
@@ -300,7 +305,8 @@ class Engine:
         emitted: _Emitted = []
         for row, (sequence, verdict) in enumerate(zip(sequences, verdicts, strict=True)):
             nodes, tokens = list(verdict.nodes), verdict.tokens
-            self._observe(sequence, output.logits[row][nodes])
+            if self.logits_observer is not None:
+                self._observe(sequence, output.logits[row][nodes])
             sequence.cache.commit(nodes)
             self.drafter.commit(sequence.drafter_state, output.hidden[row][nodes], tokens)
             sequence.record_step(trees[row].topology.num_nodes, len(tokens) - 1, *next(signals))
@@ -320,7 +326,8 @@ class Engine:
             if sequence.end_chunk(output.hidden[row]):
                 logits = output.logits[row]
                 self._observe(sequence, logits)
-                emitted.append((sequence, (sequence.first_token(logits[0], self.drafter),)))
+                token = sequence.first_token(logits, _argmax(output, row), self.drafter)
+                emitted.append((sequence, (token,)))
                 sequence.record_start(*next(signals))
         return emitted
 
@@ -392,11 +399,13 @@ def _argmax(output: TargetOutput, segment: int) -> Tensor | None:
     return None if output.stats is None else output.stats[segment].tokens
 
 
-def _last_rows(verdicts: Sequence[VerifyResult], output: TargetOutput) -> list[tuple[int, int]]:
+def _last_rows(
+    verdicts: Sequence[VerifyResult], segments: Sequence[Segment]
+) -> list[tuple[int, int]]:
     """Segment and row behind the newest token of each draft tree, then of each prompt read."""
-    trees = [(segment, verdict.nodes[-1]) for segment, verdict in enumerate(verdicts)]
-    rest = range(len(verdicts), len(output.logits))
-    return trees + [(segment, 0) for segment in rest if len(output.logits[segment])]
+    trees = [(index, verdict.nodes[-1]) for index, verdict in enumerate(verdicts)]
+    chunks = enumerate(segments[len(verdicts) :], start=len(verdicts))
+    return trees + [(index, 0) for index, segment in chunks if segment.logits == "last"]
 
 
 def _chunk_segment(sequence: ActiveSequence, tokens: tuple[int, ...]) -> Segment:

@@ -52,6 +52,13 @@ class ActiveSequence:
         return bool(self.output.token_ids)
 
     @property
+    def reads_logits(self) -> bool:
+        """Whether tokens are chosen by more of the logits than their arg-max."""
+        sampling = self.request.sampling
+        is_greedy = sampling.is_greedy and not sampling.has_penalties
+        return self.request.typical is not None or not is_greedy
+
+    @property
     def root(self) -> int:
         """The newest emitted token, not yet in the cache."""
         return self.output.token_ids[-1]
@@ -76,12 +83,18 @@ class ActiveSequence:
         self._prompt_hidden.append(hidden)
         return self.cache.length == len(self.request.prompt)
 
-    def first_token(self, logits: Tensor, drafter: Drafter) -> int:
-        """Choose the token after the prompt from ``(V,)`` logits; start the drafter's state."""
-        if self.request.typical is not None:
-            token = int(torch.argmax(logits))
+    def first_token(self, logits: Tensor, argmax: Tensor | None, drafter: Drafter) -> int:
+        """Choose the token after the prompt; start the drafter's state.
+
+        Args:
+            logits: ``(1, V)`` of the target.
+            argmax: int64 ``(1,)`` of the logits, where the target gave it.
+            drafter: whose state begins here.
+        """
+        if self.reads_logits and self.request.typical is None:
+            token = self._choose(logits[0], [])
         else:
-            token = self._choose(logits, [])
+            token = int((greedy_tokens(logits) if argmax is None else argmax)[0])
         hidden = torch.cat(self._prompt_hidden)
         self._prompt_hidden.clear()
         self.drafter_state = drafter.prefill(self.request.prompt, hidden, token)
@@ -108,7 +121,7 @@ class ActiveSequence:
                 sampling.temperature,
                 self.request.typical,
             )
-        if sampling.is_greedy and not sampling.has_penalties:
+        if not self.reads_logits:
             chosen = greedy_tokens(logits) if argmax is None else argmax
             drafted, targets = torch.stack((draft_tokens.to(chosen.device), chosen)).tolist()
             return verify_exact(topology, drafted, lambda node, _: targets[node])

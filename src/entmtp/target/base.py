@@ -101,9 +101,10 @@ class TargetOutput:
     """What a forward gives, one entry a segment.
 
     Attributes:
-        logits: ``(N, V)``, ``(1, V)`` or ``(0, V)`` as the segment asked, in the target's dtype.
+        logits: ``(N, V)``, ``(1, V)`` or ``(0, V)`` as the segment asked, in the target's dtype;
+            all ``(0, V)`` where they were not needed and there are statistics.
         hidden: ``(N, H)`` after the final norm: what the output head and the drafters read.
-        stats: of the rows of logits; ``None`` where the target leaves them to the engine.
+        stats: of the rows that were asked for; ``None`` where the target leaves them to the engine.
     """
 
     logits: tuple[Tensor, ...]
@@ -137,8 +138,13 @@ class Target(Protocol):
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache with room for ``capacity`` rows; it grows where that is exceeded."""
 
-    def forward(self, segments: Sequence[Segment]) -> TargetOutput:
-        """Evaluate all rows of all segments in one pass."""
+    def forward(self, segments: Sequence[Segment], *, needs_logits: bool = True) -> TargetOutput:
+        """Evaluate all rows of all segments in one pass.
+
+        Args:
+            segments: rows, at least one.
+            needs_logits: where false, a target that gives statistics may leave out the logits.
+        """
 
     def embedding(self) -> Tensor:
         """``(V, H)`` input embedding, not to be written to."""

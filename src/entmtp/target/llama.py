@@ -92,8 +92,9 @@ class LlamaTarget:
         return twin
 
     @torch.inference_mode()
-    def forward(self, segments: Sequence[Segment]) -> TargetOutput:
-        """Evaluate all rows of all segments in one pass; see :class:`Segment`."""
+    def forward(self, segments: Sequence[Segment], *, needs_logits: bool = True) -> TargetOutput:
+        """Evaluate all rows of all segments in one pass; the logits are always there."""
+        del needs_logits
         with attention_kernels(self.device):
             output = None
             if self._runner is not None and len(segments) == 1:

@@ -213,8 +213,8 @@ class NativeTarget:
             return Projection(weight, bias)
         return NativeProjection(self._library, self.isa, self._model, weight, bias)
 
-    def forward(self, segments: Sequence[Segment]) -> TargetOutput:
-        """Evaluate all rows of all segments in one call.
+    def forward(self, segments: Sequence[Segment], *, needs_logits: bool = True) -> TargetOutput:
+        """Evaluate all rows of all segments in one call; statistics come in any case.
 
         Raises:
             TopologyError: a tree of more than :data:`MAX_TREE_ROWS` rows.
@@ -247,7 +247,8 @@ class NativeTarget:
             wanted.append(np.arange(first + begin, first + size))
         rows = np.concatenate(wanted).astype(np.int32)
         hidden = np.empty((total, self.config.hidden_size), dtype=np.float32)
-        logits = np.empty((len(rows), self.config.vocab_size), dtype=np.float32)
+        num_kept = len(rows) if needs_logits else 0
+        logits = np.empty((num_kept, self.config.vocab_size), dtype=np.float32)
         stats = np.zeros(len(rows), dtype=_STATS)
         job = CJob(
             address(tokens),
@@ -258,7 +259,7 @@ class NativeTarget:
             address(hidden),
             address(rows),
             len(rows),
-            address(logits),
+            address(logits) if needs_logits else None,
             address(stats),
         )
         code = self._library.lib.entmtp_forward(self._model.pointer, ctypes.byref(job))
@@ -266,8 +267,9 @@ class NativeTarget:
             raise MemoryError("no memory for the attention of so long a text")
         assert code == 0, f"the core refused a job ({code})"  # noqa: S101 - our own engine's
         counts = [len(w) for w in wanted]
+        kept = counts if needs_logits else [0] * len(counts)
         return TargetOutput(
-            tuple(torch.split(torch.from_numpy(logits), counts)),
+            tuple(torch.split(torch.from_numpy(logits), kept)),
             tuple(torch.split(torch.from_numpy(hidden), sizes)),
             _split_stats(stats, counts),
         )

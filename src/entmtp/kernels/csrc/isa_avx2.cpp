@@ -15,7 +15,7 @@ namespace {
 
 struct F { __m256 a, b; };
 struct I { __m256i a, b; };
-constexpr int kHeader = 256, kActBytes = 2, kTile = 4, kAhead = 4096, kSpareLines = 5120, kRegisters = 4, kQueries = 6, kRowGroup = 16;
+constexpr int kHeader = 256, kActBytes = 2, kTile = 5, kAhead = 4096, kRegisters = 4, kQueries = 6, kRowGroup = 16;
 
 OP F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 OP void store(float* p, F v) { _mm256_storeu_ps(p, v.a); _mm256_storeu_ps(p + 8, v.b); }
@@ -67,7 +67,6 @@ OP void store_act(uint8_t* p, I q) {
 OP void pause_() { _mm_pause(); }
 OP void yield_() { sched_yield(); }
 OP void prefetch(const uint8_t* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
-OP void prefetch_near(const uint8_t* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 
 #include "stream.inc"
 
@@ -110,7 +109,8 @@ static void dot_panel(const uint8_t* panel, const uint8_t* act, int k, int rows,
         case 1: return dot_rows<1>(panel, act, k, out, ahead);
         case 2: return dot_rows<2>(panel, act, k, out, ahead);
         case 3: return dot_rows<3>(panel, act, k, out, ahead);
-        default: return dot_rows<4>(panel, act, k, out, ahead);
+        case 4: return dot_rows<4>(panel, act, k, out, ahead);
+        default: return dot_rows<5>(panel, act, k, out, ahead);
     }
 }
 

@@ -19,7 +19,7 @@ namespace {
 
 using F = __m512;
 using I = __m512i;
-constexpr int kHeader = 256, kActBytes = 1, kTile = 8, kAhead = 4096, kSpareLines = 8192, kRegisters = 16, kQueries = 4, kRowGroup = 16;
+constexpr int kHeader = 256, kActBytes = 1, kTile = 8, kAhead = 4096, kRegisters = 16, kQueries = 4, kRowGroup = 16;
 
 OP F load(const float* p) { return _mm512_loadu_ps(p); }
 OP void store(float* p, F v) { _mm512_storeu_ps(p, v); }
@@ -64,7 +64,6 @@ OP void store_act(uint8_t* p, I q) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi
 OP void pause_() { _mm_pause(); }
 OP void yield_() { sched_yield(); }
 OP void prefetch(const uint8_t* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
-OP void prefetch_near(const uint8_t* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 
 #include "stream.inc"
 

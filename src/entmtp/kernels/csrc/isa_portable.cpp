@@ -14,7 +14,7 @@ namespace {
 
 struct F { float v[16]; };
 struct I { int32_t v[16]; };
-constexpr int kHeader = 256, kActBytes = 1, kTile = 4, kAhead = 4096, kSpareLines = 0, kRegisters = 4, kQueries = 4, kRowGroup = 16;
+constexpr int kHeader = 256, kActBytes = 1, kTile = 4, kAhead = 4096, kRegisters = 4, kQueries = 4, kRowGroup = 16;
 
 OP F load(const float* p) { F r; memcpy(r.v, p, sizeof r.v); return r; }
 OP void store(float* p, F x) { memcpy(p, x.v, sizeof x.v); }
@@ -76,7 +76,6 @@ OP void store_act(uint8_t* p, I q) { EACH p[i] = (uint8_t)(int8_t)q.v[i]; }
 OP void pause_() {}
 OP void yield_() { std::this_thread::yield(); }
 OP void prefetch(const uint8_t*) {}
-OP void prefetch_near(const uint8_t*) {}
 
 #include "stream.inc"
 
