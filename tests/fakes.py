@@ -94,6 +94,7 @@ class ScriptedDrafter:
     """Fills every tree by a function of (text so far with root and path, rank)."""
 
     name = "scripted"
+    digest = ""
 
     def __init__(
         self, token: Callable[[Sequence[int], int], int], max_depth: int | None = None

@@ -14,6 +14,7 @@ from entmtp.commands.heads import heads
 from entmtp.commands.info import info
 from entmtp.commands.pull import pull
 from entmtp.commands.quality import quality
+from entmtp.commands.trace import trace
 from entmtp.commands.train import train
 from entmtp.errors import EntmtpError
 
@@ -30,7 +31,7 @@ def cli() -> None:
     """
 
 
-for command in (generate, chat, demo, check, quality, train, heads, pull, info):
+for command in (generate, chat, demo, check, quality, trace, train, heads, pull, info):
     cli.add_command(command)
 
 

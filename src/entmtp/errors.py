@@ -21,6 +21,7 @@ __all__ = [
     "InputError",
     "NumericalError",
     "TopologyError",
+    "TraceError",
     "TrainingError",
     "UnsupportedModelError",
 ]
@@ -60,3 +61,7 @@ class NumericalError(EntmtpError):
 
 class TrainingError(EntmtpError):
     """Heads cannot be trained from the data or settings given."""
+
+
+class TraceError(EntmtpError):
+    """A trace file is missing, damaged, or of other prompts, heads or settings."""

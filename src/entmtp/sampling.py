@@ -25,6 +25,7 @@ __all__ = [
     "entropy_and_top1",
     "greedy_tokens",
     "gumbel_noise",
+    "gumbel_noise_of",
     "penalize",
     "philox",
     "stable_top_k",
@@ -93,6 +94,12 @@ def gumbel_noise(
     blocks = torch.arange((num_tokens + 3) // 4, dtype=torch.int64, device=device)
     words = philox((blocks, position, position >> 32, 0), seed).reshape(-1)[:num_tokens]
     return _gumbel(words)
+
+
+def gumbel_noise_of(seed: int, position: int, ids: Tensor) -> Tensor:
+    """Entries ``ids`` of :func:`gumbel_noise`, int64 ``(n,)``, without the others."""
+    words = philox((ids // 4, position, position >> 32, 0), seed)
+    return _gumbel(words.gather(1, (ids % 4)[:, None])[:, 0])
 
 
 def _gumbel(words: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class SpyDrafter:
 
     def __post_init__(self) -> None:
         self.name, self.max_depth = self.inner.name, self.inner.max_depth
-        self.max_width = self.inner.max_width
+        self.max_width, self.digest = self.inner.max_width, self.inner.digest
 
     def prefill(self, prompt: Sequence[int], hidden: Tensor, root: int) -> DrafterState:
         state = self.inner.prefill(prompt, hidden, root)

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from entmtp.commands.options import load_engine, model_options
+from entmtp.commands.trace import prompt_options
 from entmtp.errors import InputError
+from entmtp.params import SamplingParams
+from entmtp.workload import read_prompts
 
 if TYPE_CHECKING:
     from entmtp.checkpoints.verify import VerifyReport
@@ -125,6 +129,59 @@ def verify(path: str, model: str | None, **options: Any) -> None:
     _print(report, options["as_json"])
     if report.wrong:
         raise SystemExit(1)
+
+
+@heads.command()
+@prompt_options
+@click.option(
+    "--trace",
+    "file",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Keep the trace here; else it is kept among the program's own files and found again.",
+)
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--score",
+    type=click.Choice(["joint", "own"]),
+    default="joint",
+    show_default=True,
+    help="How trees are grown: one rollout for all candidates of a step, or one each.",
+)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder for plots (extra bench).",
+)
+@click.option("--threads", type=int, default=None, help="CPU threads.")
+@model_options(trees=False)
+@_JSON
+def evaluate(
+    prompt_files: tuple[Path, ...],
+    limit: int | None,
+    max_new_tokens: int,
+    file: Path | None,
+    report: Path | None,
+    **options: Any,
+) -> None:
+    """Measure what heads are worth: tokens a step of trees grown on half of the prompts.
+
+    Each task of the prompt files is scored on the half that its trees were not grown on.
+    """
+    from entmtp.commands.evaluation import evaluate_drafter
+
+    records = [r for path in prompt_files for r in read_prompts(path, limit)]
+    sampling = SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=options.pop("temperature"),
+        seed=options.pop("seed"),
+    )
+    as_json, score = options.pop("as_json"), options.pop("score")
+    evaluate_drafter(
+        load_engine(options), options["model"], records, sampling, file, score, report, as_json
+    )
 
 
 def _source(path: str, model: str | None) -> "HeadsSource":

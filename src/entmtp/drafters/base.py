@@ -13,7 +13,7 @@ from torch import Tensor
 from entmtp.errors import TopologyError
 from entmtp.topology import Topology
 
-__all__ = ["DraftRequest", "DraftTree", "Drafter", "DrafterState", "check_depth"]
+__all__ = ["Coupling", "DraftRequest", "DraftTree", "Drafter", "DrafterState", "check_depth"]
 
 DrafterState = Any
 """Private to each drafter: made by ``prefill``, handed back at every call."""
@@ -33,6 +33,21 @@ class DraftTree:
 
 
 @dataclass(frozen=True)
+class Coupling:
+    """The noise that the target's tokens will be drawn with; see :mod:`entmtp.sampling`.
+
+    Attributes:
+        seed: of the sequence.
+        temperature: above 0.
+        position: absolute index of the token behind the root.
+    """
+
+    seed: int
+    temperature: float
+    position: int
+
+
+@dataclass(frozen=True)
 class DraftRequest:
     """One sequence of a batch that wants a tree.
 
@@ -40,11 +55,13 @@ class DraftRequest:
         state: of that sequence.
         root: the newest emitted token, not yet seen by the target.
         plan: the shape to fill.
+        coupling: rank children by their scores plus this noise; by their scores alone without.
     """
 
     state: DrafterState
     root: int
     plan: Topology
+    coupling: Coupling | None = None
 
 
 class Drafter(Protocol):
@@ -53,6 +70,10 @@ class Drafter(Protocol):
     @property
     def name(self) -> str:
         """For reports, for example ``hydra``."""
+
+    @property
+    def digest(self) -> str:
+        """Tells apart drafters of one name: of a sample of the weights, or of the settings."""
 
     @property
     def max_depth(self) -> int | None:

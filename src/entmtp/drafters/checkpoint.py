@@ -8,6 +8,7 @@ Without output matrices of their own, heads use the rows of the target's output 
 ``hot_ids``, which are not stored.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -30,6 +31,7 @@ __all__ = [
     "FORMAT",
     "HeadsFile",
     "assemble_heads",
+    "heads_digest",
     "load_heads",
     "read_heads_file",
     "save_heads",
@@ -38,6 +40,7 @@ __all__ = [
 FORMAT, SCHEMA = "entmtp-heads", "1"
 _MAX_COUNT = 256  # heads or layers; published files have at most a dozen
 _MAX_SIZE = 1 << 20  # rows or columns of a block; the products of three fit in 64 bits
+_SAMPLE = 4096  # values of each end of a tensor that enter a digest
 _FLAGS = ("has_own_output", "has_output_bias", "is_output_shared", "is_tied", "hidden_first")
 
 
@@ -54,6 +57,21 @@ class HeadsFile:
     config: HeadsConfig
     target: str
     hot_vocab_size: int
+
+
+def heads_digest(heads: Heads) -> str:
+    """First 16 hex digits of the SHA-256 of sizes, names and the beginning and end of every tensor.
+
+    Call it before heads are packed, which gives their tensors up. The dtype does not enter: values
+    are widened to float32.
+    """
+    digest = hashlib.sha256(json.dumps(_write_config(heads.config)).encode())
+    for name, value in sorted(heads.state_dict().items()):
+        flat = value.detach().reshape(-1)
+        digest.update(f"{name} {tuple(value.shape)}".encode())
+        for part in (flat[:_SAMPLE], flat[-_SAMPLE:]):
+            digest.update(part.to("cpu", torch.float32).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def save_heads(heads: Heads, file: Path, target: str, *, quantize: bool = False) -> None:

@@ -17,6 +17,7 @@ class EmptyDrafter:
     """Draws empty trees; implements :class:`entmtp.drafters.base.Drafter`."""
 
     name = "none"
+    digest = ""
     max_depth: int | None = 0
     max_width: int | None = 0
 

@@ -43,6 +43,7 @@ class PromptLookupDrafter:
     def __init__(self, max_ngram: int = 4, min_ngram: int = 2) -> None:
         """Set the lengths of n-grams that are looked up, the longest first."""
         self._ngrams = range(max_ngram, min_ngram - 1, -1)
+        self.digest = f"ngrams {min_ngram}-{max_ngram}"
 
     def prefill(self, prompt: Sequence[int], hidden: Tensor, root: int) -> _State:
         """Index the prompt."""
@@ -60,6 +61,21 @@ class PromptLookupDrafter:
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """Fill what can be filled of each plan."""
         return [self._draft_one(request.state, request.plan) for request in requests]
+
+    def path_ranks(self, state: _State, path: Sequence[int], limit: int) -> list[int]:
+        """Rank of each token of a path among the children proposed there; ``limit`` if it has none.
+
+        Args:
+            state: of the sequence; its last token is the root.
+            path: tokens behind the root.
+            limit: proposals of a node that are looked at.
+        """
+        tail = state.tokens[-self._ngrams.start :]
+        ranks = []
+        for depth, token in enumerate(path):
+            found = list(self._continuations(state, [*tail, *path[:depth]], limit))
+            ranks.append(found.index(token) if token in found else limit)
+        return ranks
 
     def _index(self, state: _State) -> None:
         tokens = state.tokens

@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from entmtp.drafters.base import DraftRequest, DraftTree
 from entmtp.drafters.block_state import BlockRows, BlockRunner, BlockState
-from entmtp.drafters.filling import active_at, root_tokens, set_children
+from entmtp.drafters.filling import active_at, root_tokens
 from entmtp.drafters.heads import RecurrentModule
-from entmtp.sampling import stable_top_k
+from entmtp.drafters.picking import BestChildren, Picker, ScoredRows
 from entmtp.topology import Level
 
 __all__ = ["RecurrentDrafter"]
@@ -28,6 +28,7 @@ class _Branch:
     """One tree while it is being filled.
 
     Attributes:
+        index: of the request in its batch.
         request: what is wanted.
         tokens: ``(N,)``.
         length: rows in the cache before the tree.
@@ -36,6 +37,7 @@ class _Branch:
         parents: those nodes, in the same order.
     """
 
+    index: int
     request: DraftRequest
     tokens: Tensor
     length: int
@@ -55,13 +57,15 @@ class RecurrentDrafter:
     name = "mtp"
     max_depth: int | None = None
 
-    def __init__(self, module: RecurrentModule, embedding: Tensor) -> None:
+    def __init__(self, module: RecurrentModule, embedding: Tensor, digest: str = "") -> None:
         """Join module and target.
 
         Args:
             module: packed, in the target's dtype and on its device.
             embedding: ``(V, H)`` input embedding of the target.
+            digest: of the module, from :func:`entmtp.drafters.checkpoint.heads_digest`.
         """
+        self.digest = digest
         self.module = module.eval().requires_grad_(False)
         self._embedding = embedding
         self._runner = BlockRunner(
@@ -72,6 +76,11 @@ class RecurrentDrafter:
             embedding.dtype,
             embedding.device,
         )
+
+    @property
+    def hot_ids(self) -> Tensor:
+        """int64 ``(hot,)``: the tokens that can be drafted."""
+        return self.module.hot_ids
 
     @property
     def max_width(self) -> int:
@@ -88,23 +97,28 @@ class RecurrentDrafter:
         """Let the rows of the root and the accepted nodes wait."""
         state.waiting.append((hidden.clone(), self._ids(tokens)))
 
-    @torch.inference_mode()
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """Fill one tree a request, depth by depth."""
+        trees = self.fill(requests, BestChildren())
+        return [DraftTree(r.plan, tokens) for r, tokens in zip(requests, trees, strict=True)]
+
+    @torch.inference_mode()
+    def fill(self, requests: Sequence[DraftRequest], picker: Picker) -> list[Tensor]:
+        """Tokens ``(N,)`` of one tree a request, whose children the picker chooses."""
         trees = root_tokens(requests, self._embedding.device)
         wanted = active_at(requests, 0)
         self._runner.catch_up([requests[i].state for i in wanted])
-        branches = [_start(requests[i], trees[i]) for i in wanted]
+        branches = [_start(i, requests[i], trees[i]) for i in wanted]
         try:
             for depth in range(max((r.plan.max_depth for r in requests), default=0)):
                 active = [b for b in branches if b.request.plan.max_depth > depth]
                 if depth:
                     self._evaluate(depth, active)
-                self._fill_depth(depth, active)
+                picker.pick(self._score_depth(depth, active))
         finally:
             for branch in branches:
                 branch.request.state.cache.truncate(branch.length)
-        return [DraftTree(r.plan, tokens) for r, tokens in zip(requests, trees, strict=True)]
+        return trees
 
     def _evaluate(self, depth: int, branches: Sequence[_Branch]) -> None:
         """Read the nodes of ``depth`` that have children."""
@@ -128,24 +142,30 @@ class RecurrentDrafter:
             branch.features = features
             branch.parents = branch.request.plan.levels[depth].parents
 
-    def _fill_depth(self, depth: int, branches: Sequence[_Branch]) -> None:
-        """Score the rows of all trees; set the tokens one depth below."""
+    def _score_depth(self, depth: int, branches: Sequence[_Branch]) -> ScoredRows:
+        """Score the children of the rows of all trees."""
         levels = [branch.request.plan.levels[depth] for branch in branches]
         features = torch.cat([branch.features for branch in branches])
-        width = max(level.width for level in levels)
-        best = self.module.hot_ids[stable_top_k(self.module.logits(0, features), width)[1]]
-        parts = torch.split(best, [len(branch.features) for branch in branches])
-        for branch, level, part in zip(branches, levels, parts, strict=True):
-            set_children(branch.tokens, level, part, level.parent_rows)
+        return ScoredRows(
+            depth,
+            [branch.index for branch in branches],
+            [branch.request for branch in branches],
+            [branch.tokens for branch in branches],
+            levels,
+            [len(branch.features) for branch in branches],
+            [level.parent_rows for level in levels],
+            self.module.logits(0, features),
+            self.module.hot_ids,
+        )
 
     def _ids(self, tokens: Sequence[int]) -> Tensor:
         return torch.tensor(list(tokens), dtype=torch.int64, device=self._embedding.device)
 
 
-def _start(request: DraftRequest, tokens: Tensor) -> _Branch:
+def _start(index: int, request: DraftRequest, tokens: Tensor) -> _Branch:
     state: BlockState = request.state
     root = np.zeros(1, dtype=np.int64)
-    return _Branch(request, tokens, state.cache.length, {}, state.feature, root)
+    return _Branch(index, request, tokens, state.cache.length, {}, state.feature, root)
 
 
 def _place(branch: _Branch, level: Level) -> npt.NDArray[np.bool_]:

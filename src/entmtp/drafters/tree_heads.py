@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from entmtp.drafters.base import DraftRequest, DraftTree
 from entmtp.drafters.block_state import BlockRunner, BlockState
-from entmtp.drafters.filling import active_at, root_tokens, set_children
+from entmtp.drafters.filling import active_at, root_tokens
 from entmtp.drafters.heads import HydraHeads, MedusaHeads, PrefixLayer
-from entmtp.sampling import stable_top_k
+from entmtp.drafters.picking import BestChildren, Picker, ScoredRows
 
 __all__ = ["HeadsDrafter"]
 
@@ -39,14 +39,18 @@ class HeadsDrafter:
     committed tokens alone, so its cache knows nothing of draft trees.
     """
 
-    def __init__(self, heads: MedusaHeads | HydraHeads, embedding: Tensor) -> None:
+    def __init__(
+        self, heads: MedusaHeads | HydraHeads, embedding: Tensor, digest: str = ""
+    ) -> None:
         """Join heads and target.
 
         Args:
             heads: with output matrices, in the target's dtype and on its device; packed where
                 they have a prefix layer.
             embedding: ``(V, H)`` input embedding of the target.
+            digest: of the heads, from :func:`entmtp.drafters.checkpoint.heads_digest`.
         """
+        self.digest = digest
         self.heads = heads.eval().requires_grad_(False)
         self._embedding = embedding
         self._reads_tokens = isinstance(heads, HydraHeads)
@@ -62,6 +66,11 @@ class HeadsDrafter:
     def max_depth(self) -> int:
         """Number of heads."""
         return self.heads.config.num_heads
+
+    @property
+    def hot_ids(self) -> Tensor:
+        """int64 ``(hot,)``: the tokens that can be drafted."""
+        return self.heads.hot_ids
 
     @property
     def max_width(self) -> int:
@@ -84,20 +93,28 @@ class HeadsDrafter:
         if state.prefix is not None:
             state.prefix.waiting.append((hidden.clone(),))
 
-    @torch.inference_mode()
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """Fill one tree a request, depth by depth."""
+        trees = self.fill(requests, BestChildren())
+        return [DraftTree(r.plan, tokens) for r, tokens in zip(requests, trees, strict=True)]
+
+    @torch.inference_mode()
+    def fill(self, requests: Sequence[DraftRequest], picker: Picker) -> list[Tensor]:
+        """Tokens ``(N,)`` of one tree a request, whose children the picker chooses."""
         trees = root_tokens(requests, self._embedding.device)
         base = self._base_features(requests)
         for depth in range(max((r.plan.max_depth for r in requests), default=0)):
             active = active_at(requests, depth)
-            self._fill_depth(
-                depth,
-                [requests[i] for i in active],
-                [trees[i] for i in active],
-                [base[i] for i in active],
+            picker.pick(
+                self._score_depth(
+                    depth,
+                    active,
+                    [requests[i] for i in active],
+                    [trees[i] for i in active],
+                    [base[i] for i in active],
+                )
             )
-        return [DraftTree(r.plan, tokens) for r, tokens in zip(requests, trees, strict=True)]
+        return trees
 
     def _base_features(self, requests: Sequence[DraftRequest]) -> list[Tensor]:
         """``(1, H)`` of each request: h_t, or s_t of the prefix layer for trees with nodes."""
@@ -106,17 +123,19 @@ class HeadsDrafter:
         self._prefix.catch_up([r.state.prefix for r in requests if r.plan.num_nodes])
         return [r.state.prefix.feature for r in requests]
 
-    def _fill_depth(
+    def _score_depth(
         self,
         depth: int,
+        indices: Sequence[int],
         requests: Sequence[DraftRequest],
         trees: Sequence[Tensor],
         base: Sequence[Tensor],
-    ) -> None:
-        """Evaluate head ``depth`` on the rows of all trees; set the tokens one depth below."""
+    ) -> ScoredRows:
+        """Evaluate head ``depth`` on the rows of all trees."""
         levels = [r.plan.levels[depth] for r in requests]
         if self._reads_tokens:
             counts = [len(level.parents) for level in levels]
+            parent_rows = [level.parent_rows for level in levels]
             hidden = torch.cat([h.expand(n, -1) for h, n in zip(base, counts, strict=True)])
             above = torch.cat(
                 [
@@ -127,14 +146,13 @@ class HeadsDrafter:
             embedded = functional.embedding(above, self._embedding)
         else:  # a head sees h_t alone: one row serves every node of its depth
             counts = [1] * len(levels)
+            parent_rows = [np.zeros_like(level.ranks) for level in levels]
             hidden = torch.cat(list(base))
             embedded = hidden
-        logits = self.heads.logits(depth, self.heads.features(depth, hidden, embedded))
-        width = max(level.width for level in levels)
-        best = self.heads.hot_ids[stable_top_k(logits, width)[1]]
-        for tokens, level, rows in zip(trees, levels, torch.split(best, counts), strict=True):
-            parent_rows = level.parent_rows if self._reads_tokens else np.zeros_like(level.ranks)
-            set_children(tokens, level, rows, parent_rows)
+        scores = self.heads.logits(depth, self.heads.features(depth, hidden, embedded))
+        return ScoredRows(
+            depth, indices, requests, trees, levels, counts, parent_rows, scores, self.heads.hot_ids
+        )
 
 
 def _prefix_runner(prefix: PrefixLayer, embedding: Tensor) -> BlockRunner:

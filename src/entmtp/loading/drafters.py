@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from entmtp.drafters.base import Drafter
-from entmtp.drafters.checkpoint import assemble_heads, load_heads
+from entmtp.drafters.checkpoint import assemble_heads, heads_digest, load_heads
 from entmtp.drafters.empty import EmptyDrafter
 from entmtp.drafters.formats.base import ParsedHeads, TargetFacts
 from entmtp.drafters.formats.layouts import detect
@@ -106,6 +106,7 @@ def heads_of_source(source: HeadsSource, target: HeadsBase, model: str) -> Heads
 
 def make_drafter(heads: Heads, target: Target) -> Drafter:
     """Attach heads to a target; they are changed and belong to the drafter from then on."""
+    digest = heads_digest(heads)
     heads = heads.to(target.device, target.dtype)
     if not heads.config.has_own_output:
         if heads.scores_all_tokens:
@@ -114,9 +115,9 @@ def make_drafter(heads: Heads, target: Target) -> Drafter:
             heads.attach_output(target.output_rows(heads.hot_ids))
     heads.pack(target.projection if isinstance(target, NativeTarget) else Projection)
     if isinstance(heads, RecurrentModule):
-        return RecurrentDrafter(heads, target.embedding())
+        return RecurrentDrafter(heads, target.embedding(), digest)
     assert isinstance(heads, MedusaHeads | HydraHeads)  # noqa: S101 - there is no other kind
-    return HeadsDrafter(heads, target.embedding())
+    return HeadsDrafter(heads, target.embedding(), digest)
 
 
 def target_facts(target: HeadsBase, model: str) -> TargetFacts:

@@ -1,0 +1,446 @@
+"""Making a trace: the target writes each text once, then the drafter is led along it.
+
+Prompts go in groups. A group is decoded plainly, all its texts at once; then the drafter's state
+follows each text token by token, as it would when decoding, and at every root it is asked three
+things: the ranks of the tokens that do follow, its confidence along its own best chain, and, where
+wanted, the log-probabilities of a whole candidate tree. Finished groups are files, so a run that
+was cut off goes on behind the last one.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from entmtp.calibrate.trace import (
+    MISS,
+    Trace,
+    TraceFacts,
+    join_traces,
+    load_trace,
+    save_trace,
+)
+from entmtp.drafters.base import Coupling, Drafter, DraftRequest
+from entmtp.drafters.empty import EmptyDrafter
+from entmtp.drafters.picking import Picker, ScoredRows, coupled_scores, set_best_children
+from entmtp.drafters.prompt_lookup import PromptLookupDrafter
+from entmtp.engine import Engine, EngineLimits, GenerationResult, Request
+from entmtp.errors import InputError, TraceError
+from entmtp.params import SamplingParams
+from entmtp.sampling import derive_seed
+from entmtp.scheduler import FixedScheduler
+from entmtp.topology import Topology
+
+__all__ = ["GROUP", "TracePrompt", "TraceSettings", "candidate_topology", "collect_trace"]
+
+GROUP = 32
+"""Prompts that are decoded together; a run that is cut off loses at most one such group."""
+
+_MAX_ROWS = 2048  # of a head that are scored at once
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class TracePrompt:
+    """One prompt.
+
+    Attributes:
+        id: unique among the prompts.
+        task: of the prompt.
+        tokens: token ids, at least one.
+    """
+
+    id: str
+    task: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TraceSettings:
+    """What is traced besides the prompts.
+
+    Attributes:
+        sampling: of the texts; the seed must be set, texts derive theirs from it.
+        depth: how deep ranks go; ``None``: all heads, and 4 where a drafter has no limit.
+        widths: children a node of the candidate tree, by depth; empty: no candidates.
+        is_coupled: rank children with the noise of sampling.
+    """
+
+    sampling: SamplingParams
+    depth: int | None = None
+    widths: tuple[int, ...] = ()
+    is_coupled: bool = False
+
+
+class _FillingDrafter(Protocol):
+    """A drafter with trained modules."""
+
+    def fill(self, requests: Sequence[DraftRequest], picker: Picker) -> list[Tensor]:
+        """Tokens of one tree a request, chosen by the picker."""
+
+
+def collect_trace(
+    engine: Engine,
+    prompts: Sequence[TracePrompt],
+    settings: TraceSettings,
+    facts: TraceFacts,
+    output: Path,
+    progress: Progress,
+) -> Trace:
+    """Trace prompts into a file; a file or parts of the same facts are used again.
+
+    Args:
+        engine: its target writes, its drafter is traced; the scheduler is not asked.
+        prompts: at least one, no id twice.
+        settings: what is traced.
+        facts: of the trace.
+        output: file to write; groups lie in a folder beside it until it is whole.
+        progress: told the prompts done and their number.
+
+    Raises:
+        TraceError: a trace of other facts lies there.
+        InputError: there is nothing to trace.
+    """
+    depth = trace_depth(engine.drafter, settings)
+    if output.exists():
+        return _of_same_facts(load_trace(output), facts, output)
+    folder = output.with_name(f"{output.name}.parts")
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for first in range(0, len(prompts), GROUP):
+        file = folder / f"{first // GROUP:05d}"
+        if file.exists():
+            part = _of_same_facts(load_trace(file), facts, file)
+        else:
+            part = trace_group(
+                engine, prompts[first : first + GROUP], first, settings, depth, facts
+            )
+            save_trace(part, file)
+        parts.append(part)
+        progress(min(first + GROUP, len(prompts)), len(prompts))
+    trace = join_traces(parts)
+    save_trace(trace, output)
+    shutil.rmtree(folder)
+    return trace
+
+
+def trace_depth(drafter: Drafter, settings: TraceSettings) -> int:
+    """How deep a drafter is traced.
+
+    Raises:
+        InputError: it proposes nothing, or is not that deep.
+    """
+    if isinstance(drafter, EmptyDrafter):
+        raise InputError("drafter is none, which proposes nothing to trace; name heads or lookup")
+    limit = drafter.max_depth
+    depth = settings.depth or limit or 4
+    for name, value in (("depth", depth), ("candidates", len(settings.widths))):
+        if limit is not None and value > limit:
+            raise InputError(f"{name} goes to depth {value}; the {drafter.name} drafter to {limit}")
+    if settings.widths and isinstance(drafter, PromptLookupDrafter):
+        raise InputError("lookup has no probabilities; leave out the candidates")
+    return depth
+
+
+def candidate_topology(widths: Sequence[int]) -> Topology:
+    """The tree in which every node of depth d has the first ``widths[d]`` children."""
+    paths = [
+        path
+        for depth in range(1, len(widths) + 1)
+        for path in product(*(range(width) for width in widths[:depth]))
+    ]
+    return Topology.from_paths(paths)
+
+
+def trace_group(
+    engine: Engine,
+    prompts: Sequence[TracePrompt],
+    first: int,
+    settings: TraceSettings,
+    depth: int,
+    facts: TraceFacts,
+) -> Trace:
+    """Decode some prompts together and lead the drafter along the texts.
+
+    Args:
+        engine: see :func:`collect_trace`.
+        prompts: of the group.
+        first: number of its first prompt, from which seeds follow.
+        settings: what is traced.
+        depth: of the ranks.
+        facts: of the trace.
+    """
+    recorder = _Recorder()
+    plain = Engine(
+        engine.target,
+        recorder,
+        FixedScheduler.plain(),
+        engine.tokenizer,
+        EngineLimits(max_batch_size=len(prompts)),
+    )
+    base = settings.sampling.seed or 0
+    requests = [
+        Request(p.tokens, replace(settings.sampling, seed=derive_seed(base, first + i)))
+        for i, p in enumerate(prompts)
+    ]
+    results = plain.run(requests)
+    texts = [
+        _Text(prompt.tokens, result, recorder.rows([*prompt.tokens, *result.token_ids]))
+        for prompt, result in zip(prompts, results, strict=True)
+    ]
+    if isinstance(engine.drafter, PromptLookupDrafter):
+        columns = [_trace_lookup(engine.drafter, text, depth) for text in texts]
+    else:
+        vocab_size = engine.target.config.vocab_size
+        columns = _trace_heads(engine.drafter, texts, settings, depth, vocab_size)
+    return _as_trace(prompts, texts, columns, facts)
+
+
+class _Recorder(EmptyDrafter):
+    """Proposes nothing; keeps the hidden states that a drafter would have been given."""
+
+    def __init__(self) -> None:
+        self._records: list[tuple[list[Tensor], list[int]]] = []
+
+    def prefill(self, prompt: Sequence[int], hidden: Tensor, root: int) -> Any:
+        """Start a record with the states of the prompt."""
+        record = ([hidden.clone()], [*prompt, root])
+        self._records.append(record)
+        return record
+
+    def commit(self, state: Any, hidden: Tensor, tokens: Sequence[int]) -> None:
+        """Append the state at the root."""
+        state[0].append(hidden.clone())
+        state[1].extend(tokens)
+
+    def rows(self, text: Sequence[int]) -> Tensor:
+        """``(P + n - 1, H)`` states of a prompt and its text of n tokens; equal texts have equal
+        states."""
+        return next(torch.cat(rows) for rows, tokens in self._records if tokens == text)
+
+
+@dataclass(frozen=True)
+class _Text:
+    """One text and the hidden states of all its tokens but the last."""
+
+    prompt: tuple[int, ...]
+    result: GenerationResult
+    hidden: Tensor
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.result.token_ids
+
+    @property
+    def num_roots(self) -> int:
+        """Positions with a token behind them."""
+        return len(self.tokens) - 1
+
+    def state_at(self, position: int) -> Tensor:
+        """``(1, H)`` state that emitted token ``position`` was chosen from."""
+        row = len(self.prompt) - 1 + position
+        return self.hidden[row : row + 1]
+
+
+@dataclass
+class _Columns:
+    """What is traced at the positions of one text."""
+
+    ranks: npt.NDArray[np.uint8]
+    chain: npt.NDArray[np.float16]
+    candidates: npt.NDArray[np.float16]
+
+    @classmethod
+    def empty(cls, size: int, depth: int, num_candidates: int) -> "_Columns":
+        return cls(
+            np.full((size, depth), MISS, dtype=np.uint8),
+            np.full((size, depth), np.nan, dtype=np.float16),
+            np.full((size, num_candidates), np.nan, dtype=np.float16),
+        )
+
+
+class _TruePath:
+    """Follows the text instead of the best children, and notes how they are ranked.
+
+    Its trees are chains, so every request has one row a depth.
+    """
+
+    def __init__(self, paths: npt.NDArray[np.int64], column: Tensor) -> None:
+        """Take the true tokens ``(B, K)``, -1 beyond a text, and the column of each token."""
+        self._paths, self._column = torch.from_numpy(paths), column
+        self.ranks = np.full(paths.shape, MISS, dtype=np.uint8)
+
+    def pick(self, rows: ScoredRows) -> None:
+        """Set the true child; where there is none, any token, whose rank is not looked at."""
+        wanted = self._paths[list(rows.indices), rows.depth]
+        for tree, token in zip(rows.trees, wanted.clamp(min=0).tolist(), strict=True):
+            tree[rows.depth + 1] = token
+        column = self._column[wanted.clamp(min=0)]
+        is_scored = (wanted >= 0) & (column >= 0)
+        if not bool(is_scored.any()):
+            return
+        scores, column = coupled_scores(rows).cpu()[is_scored], column[is_scored]
+        own = scores.gather(1, column[:, None])
+        is_before = (scores > own) | (
+            (scores == own) & (torch.arange(scores.shape[1]) < column[:, None])
+        )
+        ranks = is_before.sum(dim=1).clamp(max=MISS).to(torch.uint8).numpy()
+        self.ranks[np.array(rows.indices)[is_scored.numpy()], rows.depth] = ranks
+
+
+class _WithLogProbs:
+    """Takes the best children and notes their log-probabilities given their parents."""
+
+    def __init__(self, num_requests: int, num_nodes: int) -> None:
+        self.values = np.full((num_requests, num_nodes), np.nan, dtype=np.float16)
+
+    def pick(self, rows: ScoredRows) -> None:
+        """See :class:`BestChildren`."""
+        order = set_best_children(rows)
+        scores = torch.log_softmax(rows.scores.to(torch.float32), dim=-1).gather(1, order)
+        parts = torch.split(scores.to(torch.float16).cpu(), list(rows.counts))
+        for at, index in enumerate(rows.indices):
+            level = rows.levels[at]
+            own = parts[at].numpy()[rows.parent_rows[at], level.ranks]
+            self.values[index, level.children - 1] = own
+
+
+def _trace_heads(
+    drafter: Any, texts: Sequence[_Text], settings: TraceSettings, depth: int, vocab_size: int
+) -> list[_Columns]:
+    """Lead a drafter with trained modules along all texts at once."""
+    tree = candidate_topology(settings.widths)
+    columns = [_Columns.empty(len(t.tokens), depth, tree.num_nodes) for t in texts]
+    states = [
+        drafter.prefill(t.prompt, t.hidden[: len(t.prompt)], t.tokens[0]) if t.num_roots else None
+        for t in texts
+    ]
+    column = _column_of_tokens(drafter.hot_ids, vocab_size)
+    chain = Topology.from_paths([(0,) * d for d in range(1, depth + 1)])
+    for position in range(max((t.num_roots for t in texts), default=0)):
+        active = [i for i, text in enumerate(texts) if position < text.num_roots]
+        requests = [
+            DraftRequest(
+                states[i],
+                texts[i].tokens[position],
+                chain,
+                _coupling(texts[i], position, settings),
+            )
+            for i in active
+        ]
+        true = _TruePath(_paths_ahead([texts[i] for i in active], position, depth), column)
+        drafter.fill(requests, true)
+        best = _WithLogProbs(len(active), depth)
+        drafter.fill(requests, best)
+        for at, i in enumerate(active):
+            columns[i].ranks[position] = true.ranks[at]
+            columns[i].chain[position] = np.exp(best.values[at])
+        if tree.num_nodes:
+            values = _candidate_values(drafter, requests, tree)
+            for at, i in enumerate(active):
+                columns[i].candidates[position] = values[at]
+        for i in active:
+            text = texts[i]
+            if position + 1 < text.num_roots:
+                token = text.tokens[position + 1]
+                drafter.commit(states[i], text.state_at(position + 1), [token])
+    return columns
+
+
+def _candidate_values(
+    drafter: _FillingDrafter, requests: Sequence[DraftRequest], tree: Topology
+) -> npt.NDArray[np.float16]:
+    """``(B, C)`` log-probabilities of the candidate tree of each request, some at a time."""
+    rows = max(len(level.parents) for level in tree.levels)
+    size = max(1, _MAX_ROWS // rows)
+    parts = []
+    for first in range(0, len(requests), size):
+        wanted = [replace(request, plan=tree) for request in requests[first : first + size]]
+        picker = _WithLogProbs(len(wanted), tree.num_nodes)
+        drafter.fill(wanted, picker)
+        parts.append(picker.values)
+    return np.concatenate(parts)
+
+
+def _trace_lookup(drafter: PromptLookupDrafter, text: _Text, depth: int) -> _Columns:
+    """Lead prompt lookup along one text."""
+    columns = _Columns.empty(len(text.tokens), depth, 0)
+    if not text.num_roots:
+        return columns
+    state = drafter.prefill(text.prompt, text.hidden, text.tokens[0])
+    for position in range(text.num_roots):
+        path = text.tokens[position + 1 : position + 1 + depth]
+        columns.ranks[position, : len(path)] = drafter.path_ranks(state, path, MISS)
+        if position + 1 < text.num_roots:
+            drafter.commit(state, text.hidden, [text.tokens[position + 1]])
+    return columns
+
+
+def _coupling(text: _Text, position: int, settings: TraceSettings) -> Coupling | None:
+    """Noise of the tokens behind a root, where children are ranked by it."""
+    if not settings.is_coupled or settings.sampling.is_greedy:
+        return None
+    first = len(text.prompt) + position + 1
+    return Coupling(text.result.seed, settings.sampling.temperature, first)
+
+
+def _paths_ahead(texts: Sequence[_Text], position: int, depth: int) -> npt.NDArray[np.int64]:
+    """``(B, depth)`` tokens behind the root of each text, -1 beyond its end."""
+    paths = np.full((len(texts), depth), -1, dtype=np.int64)
+    for row, text in enumerate(texts):
+        ahead = text.tokens[position + 1 : position + 1 + depth]
+        paths[row, : len(ahead)] = ahead
+    return paths
+
+
+def _column_of_tokens(hot_ids: Tensor, vocab_size: int) -> Tensor:
+    """int64 ``(V,)``: column of each token in the scores, -1 where it has none."""
+    ids = hot_ids.cpu()
+    column = torch.full((vocab_size,), -1, dtype=torch.int64)
+    column[ids] = torch.arange(len(ids))
+    return column
+
+
+def _as_trace(
+    prompts: Sequence[TracePrompt],
+    texts: Sequence[_Text],
+    columns: Sequence[_Columns],
+    facts: TraceFacts,
+) -> Trace:
+    sizes = [len(text.tokens) for text in texts]
+    signals = [
+        [(step.entropy, step.p0) for step in text.result.stats.steps] + [(np.nan, np.nan)]
+        for text in texts
+    ]
+    flat = np.array([pair for rows in signals for pair in rows], dtype=np.float32).reshape(-1, 2)
+    return Trace(
+        facts,
+        tuple(prompt.id for prompt in prompts),
+        tuple(prompt.task for prompt in prompts),
+        np.array([token for text in texts for token in text.tokens], dtype=np.int32),
+        np.cumsum([0, *sizes]).astype(np.int64),
+        np.array([len(text.prompt) for text in texts], dtype=np.int32),
+        np.concatenate([c.ranks for c in columns]),
+        flat[:, 0].copy(),
+        flat[:, 1].copy(),
+        np.concatenate([c.chain for c in columns]),
+        np.concatenate([c.candidates for c in columns]),
+    )
+
+
+def _of_same_facts(trace: Trace, facts: TraceFacts, file: Path) -> Trace:
+    if trace.facts == facts:
+        return trace
+    other = next(k for k, value in facts.__dict__.items() if getattr(trace.facts, k) != value)
+    raise TraceError(
+        f"{file} holds a trace with {other} = {getattr(trace.facts, other)!r}, not "
+        f"{getattr(facts, other)!r}; delete it or name another output"
+    )

@@ -1,0 +1,125 @@
+"""From a loaded engine and prompt records to a trace file, made once and found again."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from entmtp.calibrate.collect import Progress, TracePrompt, TraceSettings, collect_trace
+from entmtp.calibrate.trace import Trace, TraceFacts
+from entmtp.engine import Engine
+from entmtp.errors import InputError
+from entmtp.target.base import Target
+from entmtp.workload import PromptRecord
+
+__all__ = ["encode_records", "model_digest", "trace_facts", "trace_file_name", "trace_prompts"]
+
+_SAMPLED_ROWS = 64
+
+
+def encode_records(engine: Engine, records: Sequence[PromptRecord]) -> list[TracePrompt]:
+    """The first turn of each record under the chat template; as raw text where there is none.
+
+    Raises:
+        InputError: an id occurs twice in a task, or a prompt leaves no room for an answer.
+    """
+    prompts, seen = [], set()
+    for record in records:
+        if (record.task, record.id) in seen:
+            raise InputError(
+                f"prompt {record.id!r} of task {record.task!r} occurs twice; name each file once"
+            )
+        seen.add((record.task, record.id))
+        tokens = _encode(engine, record.turns[0])
+        window = engine.target.config.context_window
+        if len(tokens) >= window:
+            raise InputError(
+                f"prompt {record.id!r} has {len(tokens)} tokens, but the context window holds "
+                f"{window} with the answer; leave it out"
+            )
+        prompts.append(TracePrompt(record.id, record.task, tokens))
+    return prompts
+
+
+def _encode(engine: Engine, turn: str) -> tuple[int, ...]:
+    try:
+        return engine.chat_prompt(turn)
+    except InputError:  # the model has no chat template
+        return engine.encode(turn)
+
+
+def trace_facts(
+    engine: Engine, model: str, prompts: Sequence[TracePrompt], settings: TraceSettings
+) -> TraceFacts:
+    """What a trace of these prompts would say about itself."""
+    sampling = settings.sampling
+    return TraceFacts(
+        model=model,
+        model_digest=model_digest(engine.target),
+        drafter=engine.drafter.name,
+        drafter_digest=engine.drafter.digest,
+        backend=engine.target.backend,
+        precision=engine.target.precision,
+        prompts_digest=_prompts_digest(prompts),
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        seed=sampling.seed or 0,
+        depth=settings.depth or 0,
+        is_coupled=settings.is_coupled,
+        widths=settings.widths,
+    )
+
+
+def trace_prompts(  # noqa: PLR0913 - keyword-only beyond the fifth
+    engine: Engine,
+    model: str,
+    records: Sequence[PromptRecord],
+    settings: TraceSettings,
+    progress: Progress,
+    *,
+    output: Path | None = None,
+    folder: Path | None = None,
+) -> Trace:
+    """Trace records; what was made before of the same model, heads and settings is used again.
+
+    Args:
+        engine: see :func:`collect_trace`.
+        model: its name.
+        records: at least one.
+        settings: what is traced.
+        progress: told the prompts done and their number.
+        output: file to write.
+        folder: instead of ``output``: where files are named after what they hold.
+    """
+    prompts = encode_records(engine, records)
+    facts = trace_facts(engine, model, prompts, settings)
+    if output is None:
+        assert folder is not None  # noqa: S101 - one of the two is given
+        folder.mkdir(parents=True, exist_ok=True)
+        output = folder / trace_file_name(facts)
+    return collect_trace(engine, prompts, settings, facts, output, progress)
+
+
+def trace_file_name(facts: TraceFacts) -> str:
+    """A name that differs where the facts do."""
+    digest = hashlib.sha256(facts.to_json().encode()).hexdigest()[:16]
+    return f"{facts.drafter}-{digest}.trace"
+
+
+def model_digest(target: Target) -> str:
+    """First 16 hex digits of the SHA-256 of a target's sizes and of the first rows of its ends.
+
+    The same for one checkpoint under every backend that stores it alike.
+    """
+    rows = torch.arange(min(_SAMPLED_ROWS, target.config.vocab_size))
+    digest = hashlib.sha256(repr(target.config).encode())
+    for matrix in (target.embedding()[: len(rows)], target.output_rows(rows)):
+        digest.update(matrix.to("cpu", torch.float32).contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _prompts_digest(prompts: Sequence[TracePrompt]) -> str:
+    text = json.dumps([[p.task, p.id, p.tokens] for p in prompts], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

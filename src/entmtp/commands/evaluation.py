@@ -1,0 +1,135 @@
+"""What ``entmtp heads evaluate`` does with a loaded engine: trace, score, print, draw."""
+
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from entmtp import __version__
+from entmtp.commands.trace import show_progress
+
+if TYPE_CHECKING:
+    from entmtp.calibrate.evaluate import TaskScore
+    from entmtp.calibrate.trace import Trace
+    from entmtp.engine import Engine
+    from entmtp.params import SamplingParams
+    from entmtp.workload import PromptRecord
+
+__all__ = ["evaluate_drafter"]
+
+
+def evaluate_drafter(
+    engine: "Engine",
+    model: str,
+    records: "Sequence[PromptRecord]",
+    sampling: "SamplingParams",
+    file: Path | None,
+    score: Any,
+    report: Path | None,
+    as_json: bool,
+) -> None:
+    """Trace the prompts, grow and score trees, print.
+
+    Args:
+        engine: its drafter is evaluated.
+        model: its name.
+        records: prompts.
+        sampling: of the texts.
+        file: where the trace goes; ``None``: among the program's own files.
+        score: ``joint`` or ``own``.
+        report: folder for plots, or ``None``.
+        as_json: print one JSON object instead of tables.
+    """
+    from entmtp.calibrate.collect import TraceSettings
+    from entmtp.calibrate.evaluate import BUDGETS, evaluate_heads
+    from entmtp.calibrate.grow import GrowParams
+    from entmtp.calibrate.plots import plot_scores, require_matplotlib
+    from entmtp.calibrate.session import trace_prompts
+    from entmtp.loading.catalog import home
+
+    if report is not None:
+        require_matplotlib()
+        report.mkdir(parents=True, exist_ok=True)
+    trace = trace_prompts(
+        engine,
+        model,
+        records,
+        TraceSettings(sampling),
+        lambda done, total: show_progress("prompts", done, total),
+        output=file,
+        folder=home() / "traces",
+    )
+    params = GrowParams(max_nodes=BUDGETS[-1], score=score)
+    overall, tasks = evaluate_heads(trace, params, show_progress)
+    facts = _facts(trace, score)
+    if report is not None:
+        facts["plots"] = [str(path) for path in plot_scores(tasks, report)]
+    if as_json:
+        found = {task: one.as_dict() for task, one in tasks.items()}
+        click.echo(json.dumps({**facts, **overall.as_dict(), "tasks": found}))
+    else:
+        _print(facts, overall, tasks)
+
+
+def _facts(trace: "Trace", score: str) -> dict[str, Any]:
+    """Where the numbers come from."""
+    import torch
+
+    return {
+        "schema": 1,
+        "argv": sys.argv[1:],
+        "entmtp": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        **trace.facts.__dict__,
+        "score": score,
+        "num_texts": trace.num_texts,
+        "num_tokens_traced": trace.num_tokens,
+    }
+
+
+def _print(facts: dict[str, Any], overall: "TaskScore", tasks: "dict[str, TaskScore]") -> None:
+    rows = dict(tasks) if len(tasks) == 1 else {**tasks, "all": overall}
+    budgets = [budget.nodes for budget in overall.budgets]
+    click.echo(
+        f"{facts['drafter']} on {facts['model']}: {facts['num_texts']} texts, "
+        f"{facts['num_tokens_traced']} tokens; scored on the half that trees were not grown on"
+    )
+    click.echo("\ntokens a step, by nodes of the tree")
+    click.echo(
+        f"{'task':<12}" + "".join(f"{nodes:>8}" for nodes in budgets) + f"{'95 % at 16':>16}"
+    )
+    for task, one in rows.items():
+        cells = "".join(f"{budget.mean_acceptance_length:>8.2f}" for budget in one.budgets)
+        click.echo(f"{task:<12}{cells}{'{:.2f}-{:.2f}'.format(*one.ci95):>16}")
+    click.echo("\nshare of true tokens among a head's first 1 / 2 / 4 / 8, given the true path")
+    for task, one in rows.items():
+        shares = [" ".join(f"{value:.2f}" for value in head.values()) for head in one.heads]
+        click.echo(f"{task:<12}" + "".join(f"{share:>24}" for share in shares))
+    click.echo("\ndepth kept where the depth above is (best tree of at most 16 nodes)")
+    for task, one in rows.items():
+        depths = ["-" if share is None else f"{share:.2f}" for share in one.depths]
+        click.echo(f"{task:<12}" + "".join(f"{cell:>8}" for cell in depths))
+    _print_bins("tokens a step by position in the text", rows, "by_position")
+    _print_bins("tokens a step by the target's entropy at the root, nats", rows, "by_entropy")
+    click.echo("\nentropy, top-1 probability of the target; optimism of the joint score")
+    for task, one in rows.items():
+        click.echo(
+            f"{task:<12}{one.mean_entropy:>8.2f}{one.mean_p0:>8.2f}{100 * one.optimism:>9.1f} %"
+        )
+
+
+def _print_bins(title: str, rows: "dict[str, TaskScore]", field: str) -> None:
+    first = getattr(next(iter(rows.values())), field)
+    click.echo(f"\n{title}")
+    click.echo(f"{'from':<12}" + "".join(f"{bin_.low:>8g}" for bin_ in first))
+    for task, one in rows.items():
+        values = [bin_.mean_acceptance_length for bin_ in getattr(one, field)]
+        cells = ["-" if value is None else f"{value:.2f}" for value in values]
+        click.echo(f"{task:<12}" + "".join(f"{cell:>8}" for cell in cells))

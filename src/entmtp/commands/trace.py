@@ -1,0 +1,97 @@
+"""``entmtp trace``: decode prompts once and write what calibration must know of them."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from entmtp.commands.options import integer_list, load_engine, model_options
+from entmtp.params import SamplingParams
+from entmtp.workload import read_prompts
+
+__all__ = ["prompt_options", "show_progress", "trace"]
+
+
+def prompt_options(function: Any) -> Any:
+    """Options of a workload: files of prompts, how many, and how long the texts get."""
+    for option in (
+        click.option("--max-new-tokens", type=int, default=256, show_default=True),
+        click.option("--limit", type=int, default=None, help="Prompts taken from each file."),
+        click.option(
+            "--prompts",
+            "prompt_files",
+            type=click.Path(path_type=Path),
+            multiple=True,
+            required=True,
+            help="A file of prompts; repeatable.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def show_progress(what: str, done: int, total: int) -> None:
+    """One line that is written over, where someone is looking."""
+    if sys.stderr.isatty():
+        click.echo(f"\r{what}: {done}/{total}", nl=done == total, err=True)
+
+
+@click.command()
+@prompt_options
+@click.option(
+    "--output", type=click.Path(path_type=Path), required=True, help="File that is written."
+)
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--depth", type=click.IntRange(1, 64), default=None, help="How deep ranks go.")
+@click.option(
+    "--candidates",
+    default=None,
+    callback=integer_list,
+    help="Also trace the log-probabilities of a tree with so many children by depth, such as "
+    "6,4,3,2.",
+)
+@click.option(
+    "--coupled", is_flag=True, help="Rank children with the noise of sampling (temperature > 0)."
+)
+@click.option("--threads", type=int, default=None, help="CPU threads.")
+@model_options(trees=False)
+def trace(
+    prompt_files: tuple[Path, ...],
+    limit: int | None,
+    max_new_tokens: int,
+    output: Path,
+    **options: Any,
+) -> None:
+    """Decode prompts once; write the ranks of every token among the drafter's proposals.
+
+    Trees and policies are replayed from the file without a model. A run that was stopped goes on
+    where it was when it is given again.
+    """
+    sampling = SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=options.pop("temperature"),
+        seed=options.pop("seed"),
+    )
+    depth, widths = options.pop("depth"), options.pop("candidates")
+    is_coupled = options.pop("coupled")
+    records = [r for file in prompt_files for r in read_prompts(file, limit)]
+    engine = load_engine(options)
+
+    from entmtp.calibrate.collect import TraceSettings
+    from entmtp.calibrate.session import trace_prompts
+
+    made = trace_prompts(
+        engine,
+        options["model"],
+        records,
+        TraceSettings(sampling, depth, widths, is_coupled),
+        lambda done, total: show_progress("prompts", done, total),
+        output=output,
+    )
+    size = output.stat().st_size / 1e6
+    click.echo(
+        f"{output}: {made.num_texts} texts, {made.num_tokens} tokens, {made.facts.drafter}, "
+        f"{size:.1f} MB"
+    )

@@ -1,0 +1,96 @@
+"""How the children of scored rows are chosen: the best ones when drafting, others when tracing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from entmtp.drafters.base import DraftRequest
+from entmtp.drafters.filling import set_children
+from entmtp.sampling import gumbel_noise_of, stable_top_k
+from entmtp.topology import Level
+
+__all__ = ["BestChildren", "Picker", "ScoredRows", "coupled_scores", "set_best_children"]
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """The parents of one depth, of all trees of a batch, with the scores of their children.
+
+    Attributes:
+        depth: of the parents; the root has depth 0.
+        indices: of the requests in the batch that have children at this depth.
+        requests: those requests.
+        trees: int64 ``(N,)`` tokens of each of their trees; children are written to them.
+        levels: what each tree wants at this depth.
+        counts: rows of each request.
+        parent_rows: for each request, the row among its own that each child hangs on.
+        scores: ``(R, hot)`` of all rows.
+        hot_ids: int64 ``(hot,)`` token of each column.
+    """
+
+    depth: int
+    indices: Sequence[int]
+    requests: Sequence[DraftRequest]
+    trees: Sequence[Tensor]
+    levels: Sequence[Level]
+    counts: Sequence[int]
+    parent_rows: Sequence[npt.NDArray[np.int64]]
+    scores: Tensor
+    hot_ids: Tensor
+
+
+class Picker(Protocol):
+    """Sets the children of scored rows."""
+
+    def pick(self, rows: ScoredRows) -> None:
+        """Write a token for every child into the trees."""
+
+
+class BestChildren:
+    """Child rank r is the r-th best token: what a draft tree wants."""
+
+    def pick(self, rows: ScoredRows) -> None:
+        """Take the best tokens of each row, ties to the lower token."""
+        set_best_children(rows)
+
+
+def set_best_children(rows: ScoredRows) -> Tensor:
+    """Write the best tokens of each row into the trees.
+
+    Returns:
+        int64 ``(R, width)`` columns of the scores, best first, ties to the lower token.
+    """
+    width = max(level.width for level in rows.levels)
+    order = stable_top_k(coupled_scores(rows), width)[1]
+    parts = torch.split(rows.hot_ids[order], list(rows.counts))
+    for tokens, level, part, parents in zip(
+        rows.trees, rows.levels, parts, rows.parent_rows, strict=True
+    ):
+        set_children(tokens, level, part, parents)
+    return order
+
+
+def coupled_scores(rows: ScoredRows) -> Tensor:
+    """Scores by which children are ranked: with the noise of sampling where a request asks for it.
+
+    The target's own token is the arg-max of its scores over the temperature plus the noise of its
+    position. Heads that rank by the same sum agree with it more often than by their scores alone.
+    """
+    if all(request.coupling is None for request in rows.requests):
+        return rows.scores
+    parts = []
+    for request, scores in zip(
+        rows.requests, torch.split(rows.scores, list(rows.counts)), strict=True
+    ):
+        coupling = request.coupling
+        if coupling is None:
+            parts.append(scores)
+            continue
+        noise = gumbel_noise_of(coupling.seed, coupling.position + rows.depth, rows.hot_ids)
+        parts.append(scores.to(torch.float32) / coupling.temperature + noise)
+    return torch.cat(parts)
