@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exactness import RandomScheduler, make_drafter, random_topology
 
 from entmtp.calibrate import collect
 from entmtp.calibrate.collect import TracePrompt, TraceSettings, candidate_topology, collect_trace
@@ -26,6 +25,7 @@ from entmtp.scheduler import FixedScheduler, TopologyScheduler
 from entmtp.target.base import Segment
 from entmtp.topology import Topology
 from entmtp.workload import PromptRecord
+from exactness import RandomScheduler, make_drafter, random_topology
 from fakes import ByteTokenizer, tiny_target
 
 VOCAB = 12

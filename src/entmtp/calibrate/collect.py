@@ -71,13 +71,13 @@ class TraceSettings:
         sampling: of the texts; the seed must be set, texts derive theirs from it.
         depth: how deep ranks go; ``None``: all heads, and 4 where a drafter has no limit.
         widths: children a node of the candidate tree, by depth; empty: no candidates.
-        is_coupled: rank children with the noise of sampling.
+        is_coupled: rank children with the noise of sampling, as the engine does.
     """
 
     sampling: SamplingParams
     depth: int | None = None
     widths: tuple[int, ...] = ()
-    is_coupled: bool = False
+    is_coupled: bool = True
 
 
 class _FillingDrafter(Protocol):

@@ -67,7 +67,7 @@ def trace_facts(
         temperature=sampling.temperature,
         seed=sampling.seed or 0,
         depth=settings.depth or 0,
-        is_coupled=settings.is_coupled,
+        is_coupled=settings.is_coupled and not sampling.is_greedy,
         widths=settings.widths,
     )
 

@@ -53,7 +53,10 @@ def show_progress(what: str, done: int, total: int) -> None:
     "6,4,3,2.",
 )
 @click.option(
-    "--coupled", is_flag=True, help="Rank children with the noise of sampling (temperature > 0)."
+    "--coupled/--uncoupled",
+    default=True,
+    show_default=True,
+    help="Rank children with the noise of sampling, as decoding does.",
 )
 @click.option("--threads", type=int, default=None, help="CPU threads.")
 @model_options(trees=False)

@@ -70,6 +70,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.limits = limits or EngineLimits()
         self.logits_observer: LogitsObserver | None = None
+        self.couples_drafts = True
+        """Rank drafts with the noise of sampling: more are accepted, and no text changes."""
         self._next_id = 0
         self._waiting: deque[tuple[int, Request]] = deque()
         self._running: list[ActiveSequence] = []
@@ -279,7 +281,10 @@ class Engine:
         for sequence in sequences:
             sequence.choose_plan()
             check_depth(self.drafter, sequence.plan)
-            requests.append(DraftRequest(sequence.drafter_state, sequence.root, sequence.plan))
+            coupling = sequence.coupling if self.couples_drafts else None
+            requests.append(
+                DraftRequest(sequence.drafter_state, sequence.root, sequence.plan, coupling)
+            )
         return self.drafter.draft(requests) if requests else []
 
     def _prompt_chunks(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from entmtp.drafters.base import Drafter, DrafterState
+from entmtp.drafters.base import Coupling, Drafter, DrafterState
 from entmtp.engine.results import GenerationResult, Request
 from entmtp.engine.text import OutputText
 from entmtp.metrics import DecodeStats, StepRecord
@@ -50,6 +50,15 @@ class ActiveSequence:
     def is_prefilled(self) -> bool:
         """True once the first token is out."""
         return bool(self.output.token_ids)
+
+    @property
+    def coupling(self) -> Coupling | None:
+        """The noise that the next tokens will be drawn with; ``None`` where none is."""
+        sampling = self.request.sampling
+        if sampling.is_greedy or self.request.typical is not None:
+            return None
+        position = len(self.request.prompt) + len(self.output.token_ids)
+        return Coupling(self.seed, sampling.temperature, position)
 
     @property
     def reads_logits(self) -> bool:
