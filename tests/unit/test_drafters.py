@@ -8,12 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from entmtp.drafters.base import DraftRequest, DraftTree, check_depth
+from entmtp.drafters.base import Coupling, DraftRequest, DraftTree, check_depth
 from entmtp.drafters.empty import EmptyDrafter
 from entmtp.drafters.heads import HeadsConfig, HydraHeads, MedusaHeads, build_heads
+from entmtp.drafters.picking import BestChildren, ScoredRows
 from entmtp.drafters.prompt_lookup import PromptLookupDrafter
 from entmtp.drafters.tree_heads import HeadsDrafter
 from entmtp.errors import TopologyError
+from entmtp.sampling import gumbel_noise
 from entmtp.topology import Topology, named_topologies
 from strategies import topologies
 
@@ -352,3 +354,20 @@ def test_the_deepest_tree_and_the_last_rank_are_accepted() -> None:
 def test_lookup_has_no_limit_of_depth_or_rank() -> None:
     """Any tree may be asked of a drafter that fills what it can."""
     check_depth(PromptLookupDrafter(), Topology.from_paths([(99,) * n for n in range(1, 40)]))
+
+
+def test_coupled_children_are_ranked_with_the_noise_of_their_position() -> None:
+    """Scores over the temperature plus the noise of the hot tokens, one position a depth."""
+    hot = torch.tensor([3, 7, 8, 11, 20])
+    scores = torch.tensor([[0.3, 0.1, 0.9, -0.5, 0.4], [1.0, 2.0, 0.0, 0.5, -1.0]])
+    plan = Topology.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)])
+    coupling = Coupling(seed=9, temperature=0.7, position=100)
+    request = DraftRequest(None, 5, plan, coupling)
+    tree = torch.full((7,), 5)
+    level = plan.levels[1]
+    BestChildren().pick(
+        ScoredRows(1, [0], [request], [tree], [level], [2], [level.parent_rows], scores, hot)
+    )
+    noise = gumbel_noise(9, 101, 21)[hot]
+    expected = [hot[torch.sort(row / 0.7 + noise, descending=True).indices[:2]] for row in scores]
+    assert tree[3:].tolist() == torch.cat(expected).tolist()

@@ -21,6 +21,7 @@ from entmtp.sampling import (
     entropy_and_top1,
     greedy_tokens,
     gumbel_noise,
+    gumbel_noise_of,
     penalize,
     philox,
     stable_top_k,
@@ -565,3 +566,12 @@ def test_a_masked_token_has_no_part_in_the_entropy() -> None:
     row = torch.tensor([1.0, 2.0, -math.inf, 0.5])
     masked, without = entropy_and_top1(row), entropy_and_top1(row[[0, 1, 3]])
     torch.testing.assert_close(torch.stack(masked), torch.stack(without))
+
+
+def test_noise_of_some_tokens_is_that_of_all() -> None:
+    """Entry by entry, wherever the token stands in its block of four."""
+    ids = torch.tensor([0, 1, 2, 3, 4, 997, 40, 41, 999])
+    for seed, position in ((0, 0), (2**40 + 3, 2**33 + 5)):
+        assert torch.equal(
+            gumbel_noise_of(seed, position, ids), gumbel_noise(seed, position, 1000)[ids]
+        )

@@ -113,7 +113,10 @@ def collect_trace(
     if output.exists():
         return _of_same_facts(load_trace(output), facts, output)
     folder = output.with_name(f"{output.name}.parts")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TraceError(f"{folder}: cannot be written ({error}); name another output") from error
     parts = []
     for first in range(0, len(prompts), GROUP):
         file = folder / f"{first // GROUP:05d}"

@@ -214,6 +214,8 @@ def load_trace(file: Path) -> Trace:
     Raises:
         TraceError: missing, no trace, of another version, or not what was written.
     """
+    if file.is_dir():
+        raise TraceError(f"{file}: a folder; name a file for the trace")
     if not file.is_file():
         raise TraceError(f"{file}: no such file; make a trace with 'entmtp trace'")
     try:
