@@ -61,16 +61,11 @@ def test_candidates_and_sampling_are_options(
 ) -> None:
     """They are in the facts of the file."""
     line = f"trace {COMMON} --output {tmp_path / 'b.trace'} --limit 2"
-    assert (
-        run(f"{line} --candidates 3,2 --temperature 0.7 --uncoupled --depth 2", **files).code == 0
-    )
+    more = "--candidates 3,2 --temperature 0.7 --uncoupled --depth 2"
+    assert run(f"{line} {more}", **files).code == 0
     facts = load_trace(tmp_path / "b.trace").facts
-    assert (facts.widths, facts.temperature, facts.is_coupled, facts.depth) == (
-        (3, 2),
-        0.7,
-        False,
-        2,
-    )
+    assert (facts.widths, facts.temperature) == ((3, 2), 0.7)
+    assert (facts.is_coupled, facts.depth) == (False, 2)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +73,8 @@ def test_candidates_and_sampling_are_options(
     [
         ("--depth 9", "depth goes to depth 9"),
         ("--drafter none", "proposes nothing"),
-        ("--output {root}", "damaged, or no trace"),
+        ("--output {root}", "a folder; name a file"),
+        ("--output {prompts}/x", "cannot be written"),
         ("--max-new-tokens 0", "max_new_tokens"),
         ("--limit 0", "limit is 0"),
         ("--prompts {root}/none.jsonl", "no such file"),
