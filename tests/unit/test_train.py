@@ -1,6 +1,7 @@
 """Training: what heads may see, what they must predict, and runs that go on where they ended."""
 
 import json
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from entmtp.drafters.checkpoint import load_heads
 from entmtp.drafters.heads import HeadsConfig, HydraHeads, MedusaHeads, build_heads
+from entmtp.drafters.recording import RecordingDrafter
 from entmtp.drafters.tree_heads import HeadsDrafter
 from entmtp.engine import Engine, EngineLimits
 from entmtp.errors import InputError, TrainingError
@@ -26,6 +28,7 @@ from entmtp.target.weights import tensor_shapes
 from entmtp.tokenizer import Message
 from entmtp.topology import named_topologies
 from entmtp.train import DataConfig, HeadsRecipe, TrainConfig, TrainedHeads, train_heads
+from entmtp.train import data as answer_files
 from entmtp.train.batches import (
     IGNORED,
     Batch,
@@ -33,9 +36,11 @@ from entmtp.train.batches import (
     iter_batches,
     make_batch,
 )
-from entmtp.train.data import Answers, RecordingDrafter, collect_answers, load_answers
-from entmtp.train.prompts import draw_prompts
+from entmtp.train.data import Answers, collect_answers, load_answers
+from entmtp.train.jobs import AnswerJob, first_jobs, second_jobs
+from entmtp.train.prompts import Draw, draw_prompts, follow_up
 from entmtp.train.trainer import TargetTensors, heads_loss, train_kind
+from entmtp.workload import PromptRecord
 from fakes import ByteTokenizer, tiny_config, tiny_target
 
 HIDDEN, VOCAB, NUM_HEADS = 8, 30, 3
@@ -79,6 +84,8 @@ def make_answers(*lengths: int, seed: int = 0, vocab: int = VOCAB) -> Answers:
         torch.randint(0, vocab, (total,), generator=generator),
         torch.randn(total, HIDDEN, generator=generator).to(torch.float16),
         torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64),
+        torch.tensor([0, *np.cumsum(lengths)[:-1]], dtype=torch.int64),
+        torch.arange(len(lengths)),
     )
 
 
@@ -130,12 +137,28 @@ def make_prompts(count: int) -> list[tuple[int, ...]]:
     return [tuple(200 + (7 * i + j) % 50 for j in range(3 + i % 4)) for i in range(count)]
 
 
+def make_jobs(count: int, temperature: float = 0.0) -> list[AnswerJob]:
+    """Twelve tokens to each prompt, a seed each."""
+    return [
+        AnswerJob(
+            prompt,
+            SamplingParams(max_new_tokens=12, temperature=temperature, seed=derive_seed(3, row)),
+            row,
+            Draw(PromptRecord(f"p{row}", "t", ("turn",))),
+        )
+        for row, prompt in enumerate(make_prompts(count))
+    ]
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two answers a file, so that few answers make several."""
+    monkeypatch.setattr(answer_files, "SHARD_SIZE", 2)
+
+
 def answer_prompts(target: LlamaTarget, folder: Path, count: int = 5) -> Answers:
     """Let a target write twelve tokens to each prompt."""
-    sampling = SamplingParams(max_new_tokens=12, seed=3)
-    collect_answers(
-        recording_engine(target), make_prompts(count), sampling, folder, silent_stage, shard_size=2
-    )
+    collect_answers(recording_engine(target), make_jobs(count), folder, "answers", silent_stage)
     return load_answers(folder)
 
 
@@ -363,7 +386,8 @@ def test_a_finished_run_is_not_trained_further(tmp_path: Path) -> None:
 def test_training_moves_the_weights_and_lowers_the_loss(tmp_path: Path) -> None:
     """On a text that repeats itself every four tokens."""
     states = torch.eye(HIDDEN)[:4].repeat(6, 1).to(torch.float16)
-    answers = Answers(torch.arange(24) % 4, states, torch.tensor([0, 8, 16, 24]))
+    offsets = torch.tensor([0, 8, 16, 24])
+    answers = Answers(torch.arange(24) % 4, states, offsets, offsets[:-1], torch.arange(3))
     notes: list[str] = []
     train(
         answers, tmp_path, replace(RECIPE, epochs=20), lambda _, n, total, note: notes.append(note)
@@ -439,15 +463,19 @@ def test_answers_are_the_target_s_own_and_hold_no_prompt(tmp_path: Path) -> None
     """What is trained on is what plain decoding emits, token by token."""
     target = tiny_target(1, tie_embeddings=False)
     answers = answer_prompts(target, tmp_path)
-    engine, prompts = recording_engine(target), make_prompts(5)
-    sampling = SamplingParams(max_new_tokens=12)
-    alone = [
-        engine.generate(prompt, replace(sampling, seed=derive_seed(3, row))).token_ids
-        for row, prompt in enumerate(prompts)
-    ]
-    assert answers.tokens.tolist() == [token for ids in alone for token in ids]
-    assert answers.offsets.diff().tolist() == [len(ids) for ids in alone]
+    engine, jobs = recording_engine(target), make_jobs(5)
+    alone = [engine.generate(job.prompt, job.sampling).token_ids for job in jobs]
+    assert answers.answer_tokens().tolist() == [token for ids in alone for token in ids]
+    assert answers.num_answer_tokens == sum(map(len, alone))
+    whole = [t for job, ids in zip(jobs, alone, strict=True) for t in (*job.prompt, *ids)]
+    assert answers.tokens.tolist() == whole
     assert len(answers.hidden) == len(answers.tokens)
+    positions = set(answers.positions(range(5)).tolist())
+    for start, begin, end in zip(
+        answers.offsets[:-1], answers.starts, answers.offsets[1:], strict=True
+    ):
+        assert not positions & set(range(int(start), int(begin)))
+        assert set(range(int(begin), int(end) - 1)) <= positions
 
 
 def test_a_hidden_state_is_the_one_that_its_token_was_chosen_from(tmp_path: Path) -> None:
@@ -455,9 +483,11 @@ def test_a_hidden_state_is_the_one_that_its_token_was_chosen_from(tmp_path: Path
     target = tiny_target(1, tie_embeddings=False)
     answers = answer_prompts(target, tmp_path, count=3)
     scores = answers.hidden.float() @ target.output_rows(torch.arange(257)).T
-    assert torch.equal(scores.argmax(dim=1), answers.tokens)
-    start, position = int(answers.offsets[1]), int(answers.offsets[1]) + 5
-    text = [*make_prompts(3)[1], *answers.tokens[start:position].tolist()]
+    positions = answers.positions(range(3))
+    assert torch.equal(scores.argmax(dim=1)[positions], answers.tokens[positions])
+    assert not answers.hidden[answers.offsets[:-1]].any()
+    start, position = int(answers.offsets[1]), int(answers.starts[1]) + 5
+    text = answers.tokens[start:position].tolist()
     segment = Segment(target.new_cache(len(text)), torch.tensor(text), np.arange(len(text)))
     state = target.forward([segment]).hidden[0][-1]
     torch.testing.assert_close(answers.hidden[position].float(), state, atol=2e-3, rtol=2e-3)
@@ -466,18 +496,17 @@ def test_a_hidden_state_is_the_one_that_its_token_was_chosen_from(tmp_path: Path
 def test_answers_that_were_interrupted_go_on_with_the_same_shards(tmp_path: Path) -> None:
     """What was written is left alone, and the rest is what it would have been."""
     target = tiny_target(1, tie_embeddings=False)
-    sampling = SamplingParams(max_new_tokens=12, temperature=0.9, seed=3)
     (tmp_path / "whole").mkdir()
     engines = [recording_engine(target, batch_size=1) for _ in range(3)]
-    prompts = make_prompts(7)
-    collect_answers(engines[0], prompts, sampling, tmp_path / "whole", silent_stage, shard_size=2)
+    jobs = make_jobs(7, temperature=0.9)
+    assert collect_answers(engines[0], jobs, tmp_path / "whole", "answers", silent_stage)
     (tmp_path / "part").mkdir()
-    arguments = (prompts, sampling, tmp_path / "part")
+    arguments = (jobs, tmp_path / "part", "answers")
     with pytest.raises(Stop):
-        collect_answers(engines[1], *arguments, stopping_at(5), shard_size=2)
+        collect_answers(engines[1], *arguments, stopping_at(5))
     kept = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "part").iterdir()}
     counts: list[int] = []
-    collect_answers(engines[2], *arguments, lambda _, n, total: counts.append(n), shard_size=2)
+    collect_answers(engines[2], *arguments, lambda _, n, total: counts.append(n))
     assert len(kept) == 2
     assert counts[0] == 4
     for file in (tmp_path / "whole").iterdir():
@@ -510,11 +539,85 @@ def test_prompts_are_drawn_evenly_and_once(tmp_path: Path) -> None:
     """A short file gives all it has, a repeated turn counts once, and the draw follows the seed."""
     short = write_prompts(tmp_path / "a.jsonl", ["a0", "a1", "a1"])
     long = write_prompts(tmp_path / "b.jsonl", ["a0", *(f"b{i}" for i in range(20))])
-    drawn = [record.turns[0] for record in draw_prompts([short, long], 8, seed=0)]
+    drawn = [draw.record.turns[0] for draw in draw_prompts([short, long], 8, seed=0)]
     assert sorted(turn for turn in drawn if turn[0] == "a") == ["a0", "a1"]
     assert len(drawn) == len(set(drawn)) == 8
-    assert drawn == [record.turns[0] for record in draw_prompts([short, long], 8, seed=0)]
-    assert drawn != [record.turns[0] for record in draw_prompts([short, long], 8, seed=1)]
+    assert drawn == [draw.record.turns[0] for draw in draw_prompts([short, long], 8, seed=0)]
+    assert drawn != [draw.record.turns[0] for draw in draw_prompts([short, long], 8, seed=1)]
+
+
+def test_prompts_of_a_small_task_are_answered_again(tmp_path: Path) -> None:
+    """Every prompt once before any twice; words decide what is the same; some are left out."""
+    lines = [{"id": f"s{i}", "task": "creative", "turns": [f"story {i}"]} for i in range(3)] + [
+        {"id": f"c{i}", "task": "code", "turns": [f"code {i}"]} for i in range(30)
+    ]
+    lines += [{"id": "again", "task": "code", "turns": ["Code,  3!"]}]
+    file, tested = tmp_path / "all.jsonl", tmp_path / "tested.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tested.write_text(json.dumps({"id": "t", "task": "x", "turns": ["other", "CODE 5"]}) + "\n")
+    drawn = draw_prompts([file], 14, seed=0, samples=2, exclude=[tested])
+    stories = sorted((d.record.id, d.copy) for d in drawn if d.record.task == "creative")
+    assert stories == [(f"s{i}", copy) for i in range(3) for copy in range(2)]
+    codes = [d.record.turns[0] for d in drawn if d.record.task == "code"]
+    assert len(codes) == len(set(codes)) == 8
+    everything = draw_prompts([file], 1000, seed=0, exclude=[tested])
+    assert len(everything) == 32
+    assert "code 5" not in [d.record.turns[0] for d in everything]
+
+
+def test_jobs_follow_from_the_draw(tmp_path: Path) -> None:
+    """Repeats are sampled, long answers are as long as asked, a group shares its prompt."""
+    file = write_prompts(tmp_path / "p.jsonl", [f"turn {i}" for i in range(10)])
+    settings = DataConfig(
+        num_prompts=20, samples=2, max_new_tokens=5, long_answers=0.5, long_new_tokens=40
+    )
+    jobs = first_jobs([file], [], LastWordsTokenizer(), 100, settings)
+    assert len(jobs) == 20
+    assert len({job.sampling.seed for job in jobs}) == 20
+    assert {job.sampling.max_new_tokens for job in jobs} == {5, 40}
+    for job in jobs:
+        assert job.sampling.temperature == (0.8 if job.draw.copy else 0.0)
+        twins = [other for other in jobs if other.prompt == job.prompt]
+        assert {other.group for other in twins} == {job.group}
+        assert len(twins) == 2
+
+
+def test_second_turns_stand_behind_answers_that_ended(tmp_path: Path) -> None:
+    """The conversation holds the answer; one that was cut off is not gone on with."""
+    file = write_prompts(tmp_path / "p.jsonl", [f"turn {i}" for i in range(40)])
+    settings = DataConfig(num_prompts=40, max_new_tokens=5, follow_ups=0.5)
+
+    class Whole(ByteTokenizer):
+        def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+            return self.encode("|".join(message["content"] for message in messages))
+
+    tokenizer = Whole()
+    end = next(iter(tokenizer.eos_ids))
+    jobs = first_jobs([file], [], tokenizer, 400, settings)
+    answers = {n: [*tokenizer.encode("yes"), end if n % 2 else 65] for n in range(40)}
+    further = second_jobs(jobs, answers, tokenizer, 400, settings)
+    assert 4 < len(further) < 16
+    known = {job.prompt: number for number, job in enumerate(jobs)}
+    for job in further:
+        first, answer, turn = tokenizer.decode(list(job.prompt)).split("|")
+        number = known[tuple(tokenizer.encode(first))]
+        assert number % 2
+        assert answer == "yes"
+        assert turn
+        assert job.group == jobs[number].group
+    again = second_jobs(jobs, answers, tokenizer, 400, settings)
+    assert again == further
+    assert second_jobs(jobs, answers, tokenizer, 20, settings) == []
+
+
+def test_follow_ups_know_their_task() -> None:
+    """Every task draws from the common ones too; an unknown one from these alone."""
+    turns = {
+        task: {follow_up(task, random.Random(seed)) for seed in range(400)}
+        for task in ("code", "chat")
+    }
+    assert "Write a test for it." in turns["code"] - turns["chat"]
+    assert len(turns["chat"]) == 12
 
 
 @pytest.mark.parametrize(
@@ -563,7 +666,8 @@ def test_answers_stay_once_training_has_begun(tmp_path: Path) -> None:
     """A run that goes on never adds answers to those that a checkpoint was made from."""
     folder = tmp_path / "out"
     run_training(folder)
-    next((folder / "answers").iterdir()).unlink()
+    for file in (folder / "answers").iterdir():
+        file.unlink()
     with pytest.raises(TrainingError, match="no answers to train on"):
         run_training(folder)
 

@@ -31,6 +31,7 @@ from entmtp.drafters.base import Coupling, Drafter, DraftRequest
 from entmtp.drafters.empty import EmptyDrafter
 from entmtp.drafters.picking import Picker, ScoredRows, coupled_scores, set_best_children
 from entmtp.drafters.prompt_lookup import PromptLookupDrafter
+from entmtp.drafters.recording import RecordingDrafter
 from entmtp.engine import Engine, EngineLimits, GenerationResult, Request
 from entmtp.errors import InputError, TraceError
 from entmtp.params import SamplingParams
@@ -181,7 +182,7 @@ def trace_group(
         depth: of the ranks.
         facts: of the trace.
     """
-    recorder = _Recorder()
+    recorder = RecordingDrafter()
     plain = Engine(
         engine.target,
         recorder,
@@ -196,7 +197,7 @@ def trace_group(
     ]
     results = plain.run(requests)
     texts = [
-        _Text(prompt.tokens, result, recorder.rows([*prompt.tokens, *result.token_ids]))
+        _Text(prompt.tokens, result, recorder.take([*prompt.tokens, *result.token_ids]))
         for prompt, result in zip(prompts, results, strict=True)
     ]
     if isinstance(engine.drafter, PromptLookupDrafter):
@@ -205,29 +206,6 @@ def trace_group(
         vocab_size = engine.target.config.vocab_size
         columns = _trace_heads(engine.drafter, texts, settings, depth, vocab_size)
     return _as_trace(prompts, texts, columns, facts)
-
-
-class _Recorder(EmptyDrafter):
-    """Proposes nothing; keeps the hidden states that a drafter would have been given."""
-
-    def __init__(self) -> None:
-        self._records: list[tuple[list[Tensor], list[int]]] = []
-
-    def prefill(self, prompt: Sequence[int], hidden: Tensor, root: int) -> Any:
-        """Start a record with the states of the prompt."""
-        record = ([hidden.clone()], [*prompt, root])
-        self._records.append(record)
-        return record
-
-    def commit(self, state: Any, hidden: Tensor, tokens: Sequence[int]) -> None:
-        """Append the state at the root."""
-        state[0].append(hidden.clone())
-        state[1].extend(tokens)
-
-    def rows(self, text: Sequence[int]) -> Tensor:
-        """``(P + n - 1, H)`` states of a prompt and its text of n tokens; equal texts have equal
-        states."""
-        return next(torch.cat(rows) for rows, tokens in self._records if tokens == text)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,19 @@ if TYPE_CHECKING:
 
 __all__ = ["train"]
 
+_DATA_OPTIONS = (
+    "num_prompts",
+    "max_new_tokens",
+    "temperature",
+    "samples",
+    "sample_temperature",
+    "follow_ups",
+    "long_answers",
+    "long_new_tokens",
+    "batch_size",
+    "answer_minutes",
+)
+
 
 @click.command()
 @click.option("--model", default="smollm2-135m", show_default=True)
@@ -37,6 +50,33 @@ __all__ = ["train"]
 @click.option("--num-prompts", type=int, default=None, help="Prompts to answer.  [default: 1600]")
 @click.option("--max-new-tokens", type=int, default=None, help="Longest answer.  [default: 160]")
 @click.option("--temperature", type=float, default=None, help="Of the answers.  [default: 0]")
+@click.option(
+    "--exclude",
+    "excluded",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Prompts that must not be answered, such as those to test on; repeatable.",
+)
+@click.option(
+    "--samples",
+    type=int,
+    default=None,
+    help="Most answers to a prompt, where a task has few prompts.  [default: 1]",
+)
+@click.option(
+    "--sample-temperature", type=float, default=None, help="Of further answers.  [default: 0.8]"
+)
+@click.option(
+    "--follow-ups",
+    type=float,
+    default=None,
+    help="Share of conversations that get a second turn.  [default: 0]",
+)
+@click.option(
+    "--long-answers", type=float, default=None, help="Share of long answers.  [default: 0]"
+)
+@click.option("--long-new-tokens", type=int, default=None, help="Of these.  [default: 1024]")
+@click.option("--answers-only", is_flag=True, help="Write the answers, train nothing yet.")
 @click.option("--batch-size", type=int, default=None, help="Answers at once.  [default: 64]")
 @click.option(
     "--answer-minutes",
@@ -64,14 +104,16 @@ def train(
     data = _changed(
         DataConfig(seed=options["seed"]),
         options,
-        ("num_prompts", "max_new_tokens", "temperature", "batch_size", "answer_minutes"),
+        _DATA_OPTIONS,
     )
     names = ("epochs", "num_heads", "hot_vocab_size", "learning_rate")
     recipes = tuple(
         _changed(HeadsRecipe(kind=kind.strip(), seed=options["seed"]), options, names)
         for kind in kinds.split(",")
+        if not options["answers_only"]
     )
-    for file in prompt_files:
+    excluded = options["excluded"]
+    for file in (*prompt_files, *excluded):
         read_prompts(file, limit=1)  # a wrong name should not have to wait for the model
     if options["threads"] is not None:
         set_threads(options["threads"])
@@ -79,7 +121,9 @@ def train(
     tokenizer = load_tokenizer(tokenizer_folder(path))
     target = load_target(path, dtype=options["dtype"])
     config = TrainConfig(Path(model).name, data, recipes, options["quantize"])
-    trained = train_heads(target, tokenizer, prompt_files, folder, config, _Progress())
+    trained = train_heads(
+        target, tokenizer, prompt_files, folder, config, _Progress(), exclude=excluded
+    )
     for heads in trained:
         _print_accuracy(heads)
 

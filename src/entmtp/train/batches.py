@@ -39,7 +39,7 @@ def hot_vocabulary(answers: Answers, size: int, vocab_size: int) -> Tensor:
 
     As the ids ascend, equal scores of a head rank by token id.
     """
-    counts = torch.bincount(answers.tokens, minlength=vocab_size)
+    counts = torch.bincount(answers.answer_tokens(), minlength=vocab_size)
     order = torch.sort(counts, descending=True, stable=True).indices
     return order[: min(size, vocab_size)].sort().values
 

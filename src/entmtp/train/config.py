@@ -14,11 +14,17 @@ class DataConfig:
     """What the target writes.
 
     Attributes:
-        num_prompts: drawn as evenly over the prompt files as their lengths allow.
-        max_new_tokens: longest answer.
+        num_prompts: first turns answered, drawn as evenly over tasks as their numbers allow.
+        max_new_tokens: longest answer, but for the long ones.
         temperature: of the answers; 0 is greedy, as heads are mostly used.
         held_out: share of answers that are never trained on.
         seed: of the draw of prompts and, above temperature 0, of the answers.
+        samples: most answers to one prompt, where a task has too few; all but the first are
+            sampled.
+        sample_temperature: of these.
+        follow_ups: share of conversations that go on with a second turn.
+        long_answers: share of answers that may be longer.
+        long_new_tokens: longest of these.
         batch_size: answers written at once.
         answer_minutes: stop writing after this long and train on the groups of answers that are
             whole; 0 writes them all.
@@ -29,6 +35,11 @@ class DataConfig:
     temperature: float = 0.0
     held_out: float = 0.05
     seed: int = 0
+    samples: int = 1
+    sample_temperature: float = 0.8
+    follow_ups: float = 0.0
+    long_answers: float = 0.0
+    long_new_tokens: int = 1024
     batch_size: int = 64
     answer_minutes: float = 0.0
 
@@ -39,6 +50,15 @@ class DataConfig:
         is_usable = 0 <= self.temperature < math.inf
         _require(is_usable, "temperature", self.temperature, "0 or more, and finite")
         _require(0 < self.held_out < 1, "held_out", self.held_out, "between 0 and 1")
+        _require(self.samples >= 1, "samples", self.samples, "at least 1")
+        is_usable = 0 < self.sample_temperature < math.inf
+        limits = "above 0, and finite"
+        _require(is_usable, "sample_temperature", self.sample_temperature, limits)
+        for name in ("follow_ups", "long_answers"):
+            share = getattr(self, name)
+            _require(0 <= share <= 1, name, share, "from 0 to 1")
+        longest = self.long_new_tokens
+        _require(longest >= 2, "long_new_tokens", longest, "at least 2")
         _require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
         _require(self.answer_minutes >= 0, "answer_minutes", self.answer_minutes, "0 or more")
         _require_seed(self.seed)

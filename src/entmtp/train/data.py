@@ -5,12 +5,11 @@ that pass by, so no second pass over the text is needed. Finished groups of prom
 shards, atomically, and a later run goes on after the last one.
 """
 
-import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,44 +17,63 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from entmtp.drafters.empty import EmptyDrafter
+from entmtp.drafters.recording import RecordingDrafter
 from entmtp.engine import Engine, Request
 from entmtp.errors import TrainingError
-from entmtp.params import SamplingParams
-from entmtp.sampling import derive_seed
+from entmtp.train.jobs import AnswerJob
 
-__all__ = ["Answers", "RecordingDrafter", "collect_answers", "load_answers"]
+__all__ = ["SHARD_SIZE", "Answers", "answers_by_job", "collect_answers", "load_answers"]
+
+SHARD_SIZE = 32
+"""Answers in a file; a run that is cut off loses at most the answers of unfinished files."""
+
+_SCHEMA = "2"
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Training text, all sequences end to end.
+    """Training text: prompts and answers, all sequences end to end.
 
-    Sequence s covers positions ``offsets[s] .. offsets[s + 1] - 1``. At position j, ``hidden[j]``
-    is the state whose logits chose ``tokens[j]``: the root that a step at this point starts from.
+    Sequence s covers positions ``offsets[s] .. offsets[s + 1] - 1``; its answer begins at
+    ``starts[s]``. At position j, ``hidden[j]`` is the state whose logits chose ``tokens[j]``: at an
+    answer token, the root that a step at this point starts from. The first token of a sequence was
+    chosen by no state; zeros stand there.
 
     Attributes:
-        tokens: int64 ``(T,)``, answer tokens only.
+        tokens: int64 ``(T,)``.
         hidden: float16 ``(T, H)``.
         offsets: int64 ``(num_sequences + 1,)``.
+        starts: int64 ``(num_sequences,)``.
+        groups: int64 ``(num_sequences,)``; answers of one group belong to one prompt.
     """
 
     tokens: Tensor
     hidden: Tensor
     offsets: Tensor
+    starts: Tensor
+    groups: Tensor
 
     @property
     def num_sequences(self) -> int:
         """Answers."""
         return len(self.offsets) - 1
 
+    @property
+    def num_answer_tokens(self) -> int:
+        """Tokens of answers alone."""
+        return int((self.offsets[1:] - self.starts).sum())
+
+    def answer_tokens(self) -> Tensor:
+        """int64: the tokens of all answers, without prompts."""
+        index = torch.arange(len(self.tokens))
+        starts = torch.repeat_interleave(self.starts, self.offsets.diff())
+        return self.tokens[index >= starts]
+
     def positions(self, sequences: Sequence[int]) -> Tensor:
-        """Positions of some sequences from which at least head 0 has a token to predict."""
-        spans = [
-            torch.arange(int(self.offsets[s]), int(self.offsets[s + 1]) - 1) for s in sequences
-        ]
+        """Answer positions of some sequences from which at least head 0 has a token to predict."""
+        spans = [torch.arange(int(self.starts[s]), int(self.offsets[s + 1]) - 1) for s in sequences]
         return torch.cat(spans) if spans else torch.empty(0, dtype=torch.int64)
 
     def sequence_ends(self) -> Tensor:
@@ -63,55 +81,38 @@ class Answers:
         return torch.repeat_interleave(self.offsets[1:], self.offsets.diff())
 
 
-class RecordingDrafter(EmptyDrafter):
-    """Proposes nothing and keeps, for each prompt, the states that its answer was chosen from."""
-
-    def __init__(self) -> None:
-        self.records: dict[tuple[int, ...], list[Tensor]] = {}
-
-    def prefill(self, prompt: Sequence[int], hidden: Tensor, root: int) -> list[Tensor]:  # type: ignore[override]
-        """Start a record with the state at the last prompt token."""
-        record = self.records[tuple(prompt)] = [hidden[-1:].to("cpu", torch.float16)]
-        return record
-
-    def commit(self, state: list[Tensor], hidden: Tensor, tokens: Sequence[int]) -> None:  # type: ignore[override]
-        """Append the state at the root."""
-        state.append(hidden.to("cpu", torch.float16))
-
-
-def collect_answers(  # noqa: PLR0913 - keyword-only beyond the fifth
+def collect_answers(
     engine: Engine,
-    prompts: Sequence[tuple[int, ...]],
-    sampling: SamplingParams,
+    jobs: Sequence[AnswerJob],
     folder: Path,
+    stem: str,
     progress: Progress,
     *,
-    shard_size: int = 32,
-    max_seconds: float = math.inf,
-) -> None:
+    deadline: float = math.inf,
+) -> bool:
     """Let the target answer prompts; write shards into ``folder``.
 
     Args:
         engine: with a :class:`RecordingDrafter` and the empty tree.
-        prompts: token ids, distinct.
-        sampling: how answers are chosen; each prompt gets a seed of its own.
-        folder: must be empty or hold shards of the same prompts and settings.
+        jobs: what is written, in order.
+        folder: must be empty or hold shards of the same jobs.
+        stem: of the shards' names, and the stage that ``progress`` is told.
         progress: told the answers done.
-        shard_size: prompts a shard.
-        max_seconds: stop after this long; shards that are not whole by then are left out.
+        deadline: of the monotonic clock, in seconds; shards that are not whole by then are left
+            out.
+
+    Returns:
+        whether all are written.
     """
-    groups = [prompts[i : i + shard_size] for i in range(0, len(prompts), shard_size)]
-    files = [folder / f"answers-{index:05d}.safetensors" for index in range(len(groups))]
+    groups = [jobs[i : i + SHARD_SIZE] for i in range(0, len(jobs), SHARD_SIZE)]
+    files = list(_shard_files(folder, stem, len(jobs)))
     open_groups = {i: dict[int, list[int]]() for i, file in enumerate(files) if not file.exists()}
     num_done = sum(len(g) for i, g in enumerate(groups) if i not in open_groups)
     owner: dict[int, tuple[int, int]] = {}
     for group in open_groups:
-        for row, prompt in enumerate(groups[group]):
-            seed = derive_seed(sampling.seed or 0, group * shard_size + row)
-            request = Request(prompt, replace(sampling, seed=seed))
-            owner[engine.submit(request)] = (group, row)
-    progress("answers", num_done, len(prompts))
-    deadline = time.monotonic() + max_seconds
+        for row, job in enumerate(groups[group]):
+            owner[engine.submit(Request(job.prompt, job.sampling))] = (group, row)
+    progress(stem, num_done, len(jobs))
     while engine.has_work and time.monotonic() < deadline:
         for chunk in engine.step():
             if chunk.result is None:
@@ -119,9 +120,36 @@ def collect_answers(  # noqa: PLR0913 - keyword-only beyond the fifth
             group, row = owner.pop(chunk.request_id)
             open_groups[group][row] = list(chunk.result.token_ids)
             num_done += 1
-            progress("answers", num_done, len(prompts))
+            progress(stem, num_done, len(jobs))
             if len(open_groups[group]) == len(groups[group]):
                 _write_shard(files[group], groups[group], open_groups.pop(group), engine)
+    return not open_groups
+
+
+def answers_by_job(folder: Path, stem: str, num_jobs: int) -> dict[int, list[int]]:
+    """The answers of shards that are whole, by number of their job.
+
+    Raises:
+        TrainingError: a shard is damaged.
+    """
+    found = {}
+    for index, file in enumerate(_shard_files(folder, stem, num_jobs)):
+        if not file.exists():
+            continue
+        shard = _read_shard(file)
+        start = 0
+        for row, (length, prompt) in enumerate(
+            zip(shard["lengths"].tolist(), shard["prompt_lengths"].tolist(), strict=True)
+        ):
+            answer = shard["tokens"][start + prompt : start + length]
+            found[index * SHARD_SIZE + row] = answer.tolist()
+            start += length
+    return found
+
+
+def _shard_files(folder: Path, stem: str, num_jobs: int) -> Iterator[Path]:
+    for index in range((num_jobs + SHARD_SIZE - 1) // SHARD_SIZE):
+        yield folder / f"{stem}-{index:05d}.safetensors"
 
 
 def load_answers(folder: Path) -> Answers:
@@ -130,39 +158,58 @@ def load_answers(folder: Path) -> Answers:
     Raises:
         TrainingError: there is none, or one is damaged.
     """
-    files = sorted(folder.glob("answers-*.safetensors"))
+    files = sorted(folder.glob("*-*.safetensors"))
     if not files:
         raise TrainingError(f"{folder}: no answers to train on")
-    tokens, hidden, lengths = [], [], []
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as shard:
-                tokens.append(shard.get_tensor("tokens"))
-                hidden.append(shard.get_tensor("hidden"))
-                lengths.append(shard.get_tensor("lengths"))
-        except Exception as error:  # the reader's own exception type is not exported
-            raise TrainingError(f"{file}: damaged ({error}); delete it and run again") from error
-    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), torch.cat(lengths).cumsum(0)))
-    return Answers(torch.cat(tokens), torch.cat(hidden), offsets)
+    shards = [_read_shard(file) for file in files]
+    lengths = torch.cat([shard["lengths"] for shard in shards])
+    prompts = torch.cat([shard["prompt_lengths"] for shard in shards])
+    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+    return Answers(
+        torch.cat([shard["tokens"] for shard in shards]).to(torch.int64),
+        torch.cat([shard["hidden"] for shard in shards]),
+        offsets,
+        offsets[:-1] + prompts,
+        torch.cat([shard["groups"] for shard in shards]),
+    )
+
+
+def _read_shard(file: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(file, framework="pt") as shard:
+            schema = (shard.metadata() or {}).get("schema")
+            found = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
+    except Exception as error:  # the reader's own exception type is not exported
+        raise TrainingError(f"{file}: damaged ({error}); delete it and run again") from error
+    if schema != _SCHEMA:
+        raise TrainingError(
+            f"{file}: answers of schema {schema!r}, this version reads {_SCHEMA}; use another "
+            "output folder"
+        )
+    return found
 
 
 def _write_shard(
-    file: Path, prompts: Sequence[tuple[int, ...]], rows: dict[int, list[int]], engine: Engine
+    file: Path, jobs: Sequence[AnswerJob], rows: dict[int, list[int]], engine: Engine
 ) -> None:
     drafter = engine.drafter
     if not isinstance(drafter, RecordingDrafter):
         raise TypeError("answers are collected through a RecordingDrafter")
-    answers = [rows[row] for row in range(len(prompts))]
-    states = [torch.cat(drafter.records.pop(prompt)) for prompt in prompts]
-    kept = [state[: len(answer)] for state, answer in zip(states, answers, strict=True)]
+    texts = [[*job.prompt, *rows[row]] for row, job in enumerate(jobs)]
+    states = []
+    for text in texts:
+        taken = drafter.take(text)
+        states += [taken.new_zeros((1, taken.shape[1])), taken]
     temporary = file.with_suffix(f".{os.getpid()}.tmp")
     save_file(
         {
-            "tokens": torch.tensor([t for answer in answers for t in answer], dtype=torch.int64),
-            "hidden": torch.cat(kept),
-            "lengths": torch.tensor([len(answer) for answer in answers], dtype=torch.int64),
+            "tokens": torch.tensor([t for text in texts for t in text], dtype=torch.int32),
+            "hidden": torch.cat(states).to(torch.float16),
+            "lengths": torch.tensor([len(text) for text in texts], dtype=torch.int64),
+            "prompt_lengths": torch.tensor([len(job.prompt) for job in jobs], dtype=torch.int64),
+            "groups": torch.tensor([job.group for job in jobs], dtype=torch.int64),
         },
         temporary,
-        metadata={"schema": "1", "num_prompts": json.dumps(len(prompts))},
+        metadata={"schema": _SCHEMA},
     )
     os.replace(temporary, file)

@@ -1,41 +1,98 @@
-"""Which prompts the target answers: an even, seeded draw over prompt files."""
+"""Which prompts the target answers, how often, and what it is asked next."""
 
+import json
 import random
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 from entmtp.errors import TrainingError
 from entmtp.workload import PromptRecord, read_prompts
 
-__all__ = ["draw_prompts"]
+__all__ = ["Draw", "draw_prompts", "follow_up"]
 
 
-def draw_prompts(files: Sequence[Path], num_prompts: int, seed: int) -> list[PromptRecord]:
-    """Draw prompts as evenly over files as their lengths allow, in a seeded random order.
+@dataclass(frozen=True)
+class Draw:
+    """One answer that is wanted.
 
-    Only first turns matter here; prompts with the same first turn are drawn once.
+    Attributes:
+        record: the prompt; only its first turn is used.
+        copy: 0 for the first answer to it, 1 for the next one, and so on.
+    """
+
+    record: PromptRecord
+    copy: int = 0
+
+
+def draw_prompts(
+    files: Sequence[Path],
+    num_prompts: int,
+    seed: int,
+    *,
+    samples: int = 1,
+    exclude: Sequence[Path] = (),
+) -> list[Draw]:
+    """Draw prompts as evenly over tasks, and in a task over files, as their numbers allow.
+
+    Prompts whose first turns have the same words are drawn once, whatever their case and
+    punctuation. Where a file has too few for its share, its prompts are drawn again.
 
     Args:
         files: prompt files, any format of :mod:`entmtp.workload`.
-        num_prompts: at most this many; all there are if there are fewer.
+        num_prompts: at most this many draws; all there are if there are fewer.
         seed: of the draw and the order.
+        samples: most draws of one prompt.
+        exclude: files of prompts that must not be drawn, such as those that will be tested on.
 
     Raises:
         TrainingError: there are fewer than two prompts.
     """
     rng = random.Random(seed)
-    seen: set[str] = set()
-    pools = []
+    seen = {_words(turn) for file in exclude for r in read_prompts(file) for turn in r.turns}
+    tasks: dict[str, list[list[PromptRecord]]] = {}
     for file in files:
-        pool = list({r.turns[0]: r for r in read_prompts(file) if r.turns[0] not in seen}.values())
-        seen.update(record.turns[0] for record in pool)
-        rng.shuffle(pool)
-        pools.append(pool)
-    drawn: list[PromptRecord] = []
-    for index, pool in enumerate(sorted(pools, key=len)):
-        share = (num_prompts - len(drawn)) // (len(pools) - index)
-        drawn.extend(pool[:share])
-    if len(drawn) < 2:
+        pools: dict[str, list[PromptRecord]] = {}
+        for record in read_prompts(file):
+            words = _words(record.turns[0])
+            if words not in seen:
+                seen.add(words)
+                pools.setdefault(record.task, []).append(record)
+        for task, pool in pools.items():
+            rng.shuffle(pool)
+            tasks.setdefault(task, []).append(pool)
+    sizes = [sum(map(len, pools)) * samples for pools in tasks.values()]
+    drawn: list[Draw] = []
+    for pools_of_task, share in zip(tasks.values(), _shares(sizes, num_prompts), strict=True):
+        parts = _shares([len(pool) * samples for pool in pools_of_task], share)
+        for pool, part in zip(pools_of_task, parts, strict=True):
+            copies = (Draw(record, copy) for copy in range(samples) for record in pool)
+            drawn += [draw for draw, _ in zip(copies, range(part), strict=False)]
+    if len({draw.record.turns[0] for draw in drawn}) < 2:
         raise TrainingError(f"{len(drawn)} prompts were found; at least 2 are needed")
     rng.shuffle(drawn)
     return drawn
+
+
+def follow_up(task: str, rng: random.Random) -> str:
+    """A second turn for a conversation of a task."""
+    text = resources.files("entmtp").joinpath("data/follow_ups.json").read_text(encoding="utf-8")
+    turns: dict[str, list[str]] = json.loads(text)
+    return rng.choice(turns["any"] + turns[task] * 2 if task in turns else turns["any"])
+
+
+def _shares(sizes: Sequence[int], total: int) -> list[int]:
+    """``total`` cut as evenly as sizes allow; the order of sizes is kept."""
+    shares, left = [0] * len(sizes), total
+    for place, index in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
+        shares[index] = min(sizes[index], left // (len(sizes) - place))
+        left -= shares[index]
+    return shares
+
+
+def _words(turn: str) -> str:
+    """What two prompts must share to be the same."""
+    words: Iterable[str] = re.findall(r"\w+", turn.casefold())
+    return " ".join(words) or turn

@@ -5,23 +5,25 @@ import json
 import math
 import os
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from entmtp.drafters.checkpoint import save_heads
+from entmtp.drafters.recording import RecordingDrafter
 from entmtp.engine import Engine, EngineLimits
 from entmtp.errors import TrainingError
-from entmtp.params import SamplingParams
 from entmtp.scheduler import FixedScheduler
 from entmtp.target.base import Target
 from entmtp.tokenizer import Tokenizer
 from entmtp.train.config import DataConfig, HeadsRecipe
-from entmtp.train.data import Answers, RecordingDrafter, collect_answers, load_answers
-from entmtp.train.prompts import draw_prompts
+from entmtp.train.data import Answers, answers_by_job, collect_answers, load_answers
+from entmtp.train.jobs import AnswerJob, first_jobs, second_jobs
 from entmtp.train.trainer import Accuracy, TargetTensors, train_kind
 
 __all__ = ["TrainConfig", "TrainedHeads", "train_heads"]
@@ -61,13 +63,15 @@ class TrainedHeads:
     accuracy: Accuracy
 
 
-def train_heads(
+def train_heads(  # noqa: PLR0913 - the last is keyword-only
     target: Target,
     tokenizer: Tokenizer,
     prompt_files: Sequence[Path],
     folder: Path,
     config: TrainConfig,
     progress: Progress,
+    *,
+    exclude: Sequence[Path] = (),
 ) -> list[TrainedHeads]:
     """Write answers, train heads, measure them; goes on where an earlier run in ``folder`` ended.
 
@@ -78,9 +82,10 @@ def train_heads(
             the data is too thin.
         InputError: a prompt file cannot be read.
     """
-    prompts = _encode_prompts(prompt_files, tokenizer, target, config.data)
+    window = target.config.context_window
+    jobs = first_jobs(prompt_files, exclude, tokenizer, window, config.data)
     try:
-        return _train(target, tokenizer, prompts, folder, config, progress)
+        return _train(target, tokenizer, jobs, folder, config, progress)
     except (OSError, SafetensorError) as error:
         raise TrainingError(
             f"{folder}: cannot store the run there ({error}); free some space or use another "
@@ -91,16 +96,16 @@ def train_heads(
 def _train(
     target: Target,
     tokenizer: Tokenizer,
-    prompts: Sequence[tuple[int, ...]],
+    jobs: Sequence[AnswerJob],
     folder: Path,
     config: TrainConfig,
     progress: Progress,
 ) -> list[TrainedHeads]:
     answers_folder = folder / "answers"
     answers_folder.mkdir(parents=True, exist_ok=True)
-    _check_settings(folder / "settings.json", config.model_name, prompts, config.data)
+    _check_settings(folder / "settings.json", config.model_name, jobs, config.data)
     if not any(folder.glob("*.checkpoint.pt")):  # once training has begun, its text stays
-        _write_answers(target, tokenizer, prompts, config.data, answers_folder, progress)
+        _write_answers(target, tokenizer, jobs, config.data, answers_folder, progress)
     answers = load_answers(answers_folder)
     held_out = _hold_out(answers, config.data)
     tensors = TargetTensors(target.embedding().cpu().float(), lambda ids: _rows(target, ids))
@@ -118,30 +123,12 @@ def _rows(target: Target, ids: Tensor) -> Tensor:
     return target.output_rows(ids).cpu()
 
 
-def _encode_prompts(
-    files: Sequence[Path], tokenizer: Tokenizer, target: Target, config: DataConfig
-) -> list[tuple[int, ...]]:
-    """Chat prompts as token ids, without repeats and without those that leave no room to answer."""
-    records = draw_prompts(files, config.num_prompts, config.seed)
-    encoded = (
-        tuple(tokenizer.encode_chat([{"role": "user", "content": record.turns[0]}]))
-        for record in records
-    )
-    room = target.config.context_window - config.max_new_tokens
-    prompts = [ids for ids in dict.fromkeys(encoded) if 0 < len(ids) <= room]
-    if len(prompts) < 2:
-        raise TrainingError(
-            f"{len(prompts)} prompts fit the context window of {target.config.context_window} with "
-            f"{config.max_new_tokens} new tokens; at least 2 are needed"
-        )
-    return prompts
-
-
 def _check_settings(
-    file: Path, model_name: str, prompts: Sequence[tuple[int, ...]], config: DataConfig
+    file: Path, model_name: str, jobs: Sequence[AnswerJob], config: DataConfig
 ) -> None:
     """Refuse to mix the answers of two different runs in one folder."""
-    digest = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
+    prompts = json.dumps([job.prompt for job in jobs])
+    digest = hashlib.sha256(prompts.encode()).hexdigest()[:16]
     settings = {"model": model_name, "prompts": digest, **asdict(config)}
     for free in ("held_out", "batch_size", "answer_minutes"):  # change nothing in the answers
         del settings[free]
@@ -164,37 +151,42 @@ def _check_settings(
 def _write_answers(
     target: Target,
     tokenizer: Tokenizer,
-    prompts: Sequence[tuple[int, ...]],
+    jobs: Sequence[AnswerJob],
     config: DataConfig,
     folder: Path,
     progress: Progress,
 ) -> None:
+    """First answers, then second turns behind some of them."""
     engine = Engine(
         target,
-        RecordingDrafter(),
+        RecordingDrafter(torch.float16),
         FixedScheduler.plain(),
         tokenizer,
         EngineLimits(max_batch_size=config.batch_size),
-    )
-    sampling = SamplingParams(
-        max_new_tokens=config.max_new_tokens, temperature=config.temperature, seed=config.seed
     )
 
     def report(stage: str, done: int, total: int) -> None:
         progress(stage, done, total, "")
 
-    seconds = config.answer_minutes * 60 or math.inf
-    collect_answers(engine, prompts, sampling, folder, report, max_seconds=seconds)
+    deadline = time.monotonic() + (config.answer_minutes * 60 or math.inf)
+    is_whole = collect_answers(engine, jobs, folder, "answers", report, deadline=deadline)
+    if not is_whole or not config.follow_ups:
+        return
+    answers = answers_by_job(folder, "answers", len(jobs))
+    further = second_jobs(jobs, answers, tokenizer, target.config.context_window, config)
+    collect_answers(engine, further, folder, "follow-ups", report, deadline=deadline)
 
 
 def _hold_out(answers: Answers, config: DataConfig) -> list[int]:
-    num_held = max(1, round(answers.num_sequences * config.held_out))
-    if num_held >= answers.num_sequences:
+    """Sequences of whole groups, so that no prompt is on both sides."""
+    groups = sorted(set(answers.groups.tolist()))
+    num_held = max(1, round(len(groups) * config.held_out))
+    if num_held >= len(groups):
         raise TrainingError(
-            f"{answers.num_sequences} answers leave none to train on; ask for more prompts"
+            f"answers to {len(groups)} prompts leave none to train on; ask for more prompts"
         )
-    order = random.Random(config.seed).sample(range(answers.num_sequences), num_held)
-    return sorted(order)
+    held = set(random.Random(config.seed).sample(groups, num_held))
+    return [s for s, group in enumerate(answers.groups.tolist()) if group in held]
 
 
 def _write_report(
@@ -207,7 +199,8 @@ def _write_report(
         "schema": 1,
         "model": config.model_name,
         "num_answers": answers.num_sequences,
-        "num_tokens": len(answers.tokens),
+        "num_tokens": answers.num_answer_tokens,
+        "num_prompt_tokens": len(answers.tokens) - answers.num_answer_tokens,
         "data": asdict(config.data),
         "quantized": config.quantize,
         "heads": [

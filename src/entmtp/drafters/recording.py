@@ -1,0 +1,55 @@
+"""A drafter that proposes nothing and keeps what a drafter would have been shown."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from entmtp.drafters.empty import EmptyDrafter
+
+__all__ = ["RecordingDrafter"]
+
+
+@dataclass
+class _Record:
+    """One sequence: hidden states of all its tokens but the newest, and the tokens."""
+
+    rows: list[Tensor]
+    tokens: list[int]
+
+
+class RecordingDrafter(EmptyDrafter):
+    """Keeps the hidden states of prompts and texts while they are decoded plainly."""
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        """Keep states in a dtype, on the CPU; by default in the target's."""
+        self._dtype = dtype
+        self._records: list[_Record] = []
+
+    def prefill(self, prompt: Sequence[int], hidden: Tensor, root: int) -> _Record:  # type: ignore[override]
+        """Start a record with the states of the prompt."""
+        record = _Record([self._kept(hidden)], [*prompt, root])
+        self._records.append(record)
+        return record
+
+    def commit(self, state: _Record, hidden: Tensor, tokens: Sequence[int]) -> None:  # type: ignore[override]
+        """Append the states at the root and at accepted tokens."""
+        state.rows.append(self._kept(hidden))
+        state.tokens.extend(tokens)
+
+    def take(self, text: Sequence[int]) -> Tensor:
+        """``(n - 1, H)`` states of the n tokens of a prompt and its text; the record is given up.
+
+        Sequences of equal tokens have equal states, so any of their records will do. Tokens that
+        were recorded beyond the text, behind a stop, are left out.
+        """
+        wanted, size = list(text), len(text)
+        for index, record in enumerate(self._records):
+            if record.tokens[:size] == wanted:
+                del self._records[index]
+                return torch.cat(record.rows)[: size - 1]
+        raise LookupError("no sequence with these tokens was recorded")
+
+    def _kept(self, hidden: Tensor) -> Tensor:
+        return hidden.to("cpu", self._dtype or hidden.dtype, copy=True)
