@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn import functional
 
+from entmtp.decoder.config import BlockConfig
 from entmtp.drafters.checkpoint import load_heads
 from entmtp.drafters.heads import HeadsConfig, HydraHeads, MedusaHeads, build_heads
 from entmtp.drafters.recording import RecordingDrafter
@@ -32,14 +32,15 @@ from entmtp.train import data as answer_files
 from entmtp.train.batches import (
     IGNORED,
     Batch,
+    ExampleMaker,
     hot_vocabulary,
     iter_batches,
-    make_batch,
 )
 from entmtp.train.data import Answers, collect_answers, load_answers
 from entmtp.train.jobs import AnswerJob, first_jobs, second_jobs
+from entmtp.train.losses import FeatureReader, heads_loss
 from entmtp.train.prompts import Draw, draw_prompts, follow_up
-from entmtp.train.trainer import TargetTensors, heads_loss, train_kind
+from entmtp.train.trainer import TargetTensors, train_kind
 from entmtp.workload import PromptRecord
 from fakes import ByteTokenizer, tiny_config, tiny_target
 
@@ -111,14 +112,19 @@ def hot_index(hot_ids: Tensor) -> Tensor:
 def batch_of(answers: Answers, positions: Sequence[int], hot_ids: Tensor | None = None) -> Batch:
     """Examples at some positions; all tokens are hot unless told otherwise."""
     hot_ids = torch.arange(VOCAB) if hot_ids is None else hot_ids
-    ends = answers.sequence_ends()
-    return make_batch(answers, ends, torch.tensor(positions), hot_index(hot_ids), NUM_HEADS)
+    return ExampleMaker(answers, hot_index(hot_ids), NUM_HEADS).at(torch.tensor(positions))
+
+
+def loss_of(
+    heads: MedusaHeads | HydraHeads, batch: Batch, embedding: Tensor, decay: float, kl: float = 0.0
+) -> Tensor:
+    """The loss of a batch."""
+    return heads_loss(heads, FeatureReader(heads, embedding, NUM_HEADS), batch, decay, kl)
 
 
 def all_features(heads: MedusaHeads | HydraHeads, batch: Batch, embedding: Tensor) -> list[Tensor]:
     """What each head makes of a batch, before it scores tokens."""
-    embedded = functional.embedding(batch.above, embedding)
-    return [heads.features(i, batch.hidden, embedded[:, : i + 1]) for i in range(NUM_HEADS)]
+    return list(FeatureReader(heads, embedding, NUM_HEADS).read(batch))
 
 
 def recording_engine(target: LlamaTarget, batch_size: int = 4) -> Engine:
@@ -307,7 +313,7 @@ def test_untrained_heads_lose_what_the_target_itself_would(kind: str) -> None:
         targets = batch.targets[:, head].tolist()
         parts = [losses[row, t] for row, t in enumerate(targets) if t != IGNORED]
         expected += 0.7**head * float(np.mean(parts))
-    loss = heads_loss(heads, batch, torch.randn(VOCAB, HIDDEN), 0.7)
+    loss = loss_of(heads, batch, torch.randn(VOCAB, HIDDEN), 0.7)
     assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
 
 
@@ -316,7 +322,7 @@ def test_only_the_tokens_of_a_batch_get_a_gradient() -> None:
     answers = replace(make_answers(6), tokens=torch.tensor([1, 2, 3, 4, 5, 6]))
     embedding = torch.randn(VOCAB, HIDDEN, requires_grad=True)
     heads = make_heads("hydra", torch.arange(VOCAB), is_trained=True)
-    heads_loss(heads, batch_of(answers, [1]), embedding, 1.0).backward()
+    loss_of(heads, batch_of(answers, [1]), embedding, 1.0).backward()
     assert embedding.grad is not None
     assert embedding.grad.abs().sum(dim=1).nonzero().flatten().tolist() == [2, 3, 4]
 
@@ -325,7 +331,7 @@ def test_a_batch_with_nothing_to_predict_is_refused() -> None:
     """A loss of zero would look like heads that know everything."""
     batch = batch_of(make_answers(4), [3])
     with pytest.raises(TrainingError, match="no token to predict"):
-        heads_loss(make_heads("medusa", torch.arange(VOCAB)), batch, torch.ones(VOCAB, HIDDEN), 1.0)
+        loss_of(make_heads("medusa", torch.arange(VOCAB)), batch, torch.ones(VOCAB, HIDDEN), 1.0)
 
 
 def test_a_loss_that_is_not_finite_is_refused() -> None:
@@ -333,7 +339,7 @@ def test_a_loss_that_is_not_finite_is_refused() -> None:
     heads, batch = make_heads("medusa", torch.arange(VOCAB)), batch_of(make_answers(9), [0])
     heads.attach_output(torch.full((VOCAB, HIDDEN), float("nan")))
     with pytest.raises(TrainingError, match="lower the learning rate"):
-        heads_loss(heads, batch, torch.ones(VOCAB, HIDDEN), 1.0)
+        loss_of(heads, batch, torch.ones(VOCAB, HIDDEN), 1.0)
 
 
 # -- training of one kind --------------------------------------------------------------------------
@@ -350,7 +356,10 @@ def train(
     """Train on all answers but the first; returns the weights."""
     generator = torch.Generator().manual_seed(9)
     embedding = torch.randn(VOCAB, HIDDEN, generator=generator)
-    target = TargetTensors(embedding, lambda ids: embedding[ids])
+    block = BlockConfig(
+        hidden_size=HIDDEN, intermediate_size=16, num_heads=2, num_kv_heads=1, head_dim=4
+    )
+    target = TargetTensors(embedding, lambda ids: embedding[ids], block)
     heads, accuracy = train_kind(
         answers, [0], recipe, target, folder, progress, checkpoint_s=checkpoint_s
     )
@@ -372,6 +381,23 @@ def test_a_run_that_was_killed_gives_the_same_weights(
     done = []
     resumed = train(answers, tmp_path, recipe, lambda _, n, total, note: done.append(n))
     assert done == list(range(num_steps, 11))
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+
+
+@pytest.mark.parametrize("kind", ["hydra++", "mtp"])
+@pytest.mark.parametrize("num_steps", [1, 2, 3])
+def test_modules_that_read_whole_texts_go_on_too(tmp_path: Path, kind: str, num_steps: int) -> None:
+    """Their batches are sequences; the weights are those of a run that was left alone."""
+    answers = make_answers(6, 20, 21, 9, 14)
+    answers = replace(answers, starts=answers.starts + 2)
+    recipe = replace(RECIPE, kind=kind, num_layers=1, kl=0.5, sequences_a_step=2)
+    (tmp_path / "whole").mkdir()
+    whole = train(answers, tmp_path / "whole", recipe)
+    with pytest.raises(Stop):
+        train(answers, tmp_path, recipe, stopping_at(num_steps), checkpoint_s=0)
+    done = []
+    resumed = train(answers, tmp_path, recipe, lambda _, n, total, note: done.append(n))
+    assert done == list(range(num_steps, 5))
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
 
 

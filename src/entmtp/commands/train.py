@@ -27,6 +27,17 @@ _DATA_OPTIONS = (
     "batch_size",
     "answer_minutes",
 )
+_RECIPE_OPTIONS = (
+    "epochs",
+    "num_heads",
+    "num_layers",
+    "is_tied",
+    "hot_vocab_size",
+    "embed_scale",
+    "head_decay",
+    "kl",
+    "learning_rate",
+)
 
 
 @click.command()
@@ -87,6 +98,19 @@ _DATA_OPTIONS = (
 @click.option("--epochs", type=int, default=None, help="Passes over the text.  [default: 3]")
 @click.option("--num-heads", type=int, default=None, help="Depths to draft.  [default: 4]")
 @click.option("--hot-vocab-size", type=int, default=None, help="Tokens scored.  [default: 8192]")
+@click.option("--num-layers", type=int, default=None, help="Blocks a head.  [default: 2]")
+@click.option("--tied", "is_tied", is_flag=True, default=None, help="A head's blocks are the same.")
+@click.option(
+    "--embed-scale", type=float, default=None, help="Of embeddings in Hydra heads.  [default: 8]"
+)
+@click.option("--head-decay", type=float, default=None, help="Weight of depths.  [default: 0.8]")
+@click.option(
+    "--kl",
+    type=float,
+    default=None,
+    help="Weight of the divergence from the model's distribution, beside cross-entropy.  "
+    "[default: 0]",
+)
 @click.option("--learning-rate", type=float, default=None, help="Peak.  [default: 0.001]")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--quantize", is_flag=True, help="Store the heads as int8.")
@@ -95,7 +119,7 @@ _DATA_OPTIONS = (
 def train(
     model: str, prompt_files: tuple[Path, ...], folder: Path, kinds: str, **options: Any
 ) -> None:
-    """Train Medusa and Hydra heads on the model's own answers."""
+    """Train heads on the model's own answers: medusa, hydra, hydra++ or mtp."""
     from entmtp.loading.assets import resolve_model, tokenizer_folder
     from entmtp.loading.loader import load_target, set_threads
     from entmtp.loading.tokenizers import load_tokenizer
@@ -106,9 +130,8 @@ def train(
         options,
         _DATA_OPTIONS,
     )
-    names = ("epochs", "num_heads", "hot_vocab_size", "learning_rate")
     recipes = tuple(
-        _changed(HeadsRecipe(kind=kind.strip(), seed=options["seed"]), options, names)
+        _changed(HeadsRecipe(kind=kind.strip(), seed=options["seed"]), options, _RECIPE_OPTIONS)
         for kind in kinds.split(",")
         if not options["answers_only"]
     )

@@ -1,15 +1,22 @@
 """The parameters of one decoder block as a torch module, for checkpoints and for training."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from entmtp.decoder.block import DecoderBlock
 from entmtp.decoder.config import BlockConfig, block_shapes
 from entmtp.linear import Project, Projection
 
 __all__ = ["BlockParameters"]
+
+
+def _plain(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """The product as torch makes it."""
+    return lambda x: functional.linear(x, weight, bias)
 
 
 class BlockParameters(nn.Module):
@@ -34,6 +41,11 @@ class BlockParameters(nn.Module):
         """The block for inference, with its matrices laid out for products of few rows."""
         pool: dict[str, Tensor] = {name: value.detach() for name, value in self.named_parameters()}
         return DecoderBlock.take(self.config, pool, project=project)
+
+    def trainable(self) -> DecoderBlock:
+        """The block for training: gradients reach the parameters. Make it anew for every step."""
+        pool: dict[str, Tensor] = dict(self.named_parameters())
+        return DecoderBlock.take(self.config, pool, project=_plain)
 
     def _place(self, name: str, parameter: nn.Parameter) -> None:
         """Register ``a.b.c`` as the parameter c of the submodule a.b."""

@@ -214,8 +214,8 @@ class PrefixLayer(nn.Module):
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mix: Mixer) -> Tensor:
         """s_t ``(R, H)`` of rows h_t ``(R, H)``; arguments as :class:`DecoderBlock`."""
-        assert self._block is not None, "pack() comes first"  # noqa: S101
-        return rms_norm(self._block(hidden, rotation, mix), self.norm, self.config.rms_norm_eps)
+        block = _block_of(self._block, self.layer)
+        return rms_norm(block(hidden, rotation, mix), self.norm, self.config.rms_norm_eps)
 
 
 class HydraHeads(Heads):
@@ -294,14 +294,22 @@ class RecurrentModule(Heads):
             rotation: at the rows' positions t.
             mix: stores keys and values, and attends.
         """
-        assert self._block is not None, "pack() comes first"  # noqa: S101
+        block = _block_of(self._block, self.layer)
         eps = self.block_config.rms_norm_eps
         parts = (
             rms_norm(embedded, self.embed_norm, eps),
             rms_norm(hidden, self.hidden_norm, eps),
         )
         joined = self.join(torch.cat(parts[::-1] if self.config.hidden_first else parts, dim=1))
-        return rms_norm(self._block(joined, rotation, mix), self.final_norm, eps)
+        return rms_norm(block(joined, rotation, mix), self.final_norm, eps)
+
+
+def _block_of(packed: DecoderBlock | None, layer: BlockParameters | None) -> DecoderBlock:
+    """The block for inference once there is one, else the one for training."""
+    if packed is not None:
+        return packed
+    assert layer is not None  # noqa: S101 - one of the two is always there
+    return layer.trainable()
 
 
 def build_heads(config: HeadsConfig, hot_ids: Tensor) -> MedusaHeads | HydraHeads | RecurrentModule:

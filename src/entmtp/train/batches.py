@@ -3,17 +3,26 @@
 At position j of an answer (root ``tokens[j]``), head i reads ``hidden[j]`` and, if it is a Hydra
 head, the embeddings of ``tokens[j] .. tokens[j + i]``; its target is ``tokens[j + i + 1]``. All of
 these are answer tokens, so prompts are never trained on, and a target is never among the inputs.
+Modules that attend to the text also read the states of its earlier tokens, the prompt's included.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from entmtp.train.data import Answers
+from entmtp.train.sequences import SequenceRows
 
-__all__ = ["IGNORED", "Batch", "head_targets", "hot_vocabulary", "iter_batches", "make_batch"]
+__all__ = [
+    "IGNORED",
+    "Batch",
+    "ExampleMaker",
+    "head_targets",
+    "hot_vocabulary",
+    "iter_batches",
+]
 
 IGNORED = -100
 """Target of a head that has nothing to predict: beyond the answer, or not a hot token."""
@@ -27,11 +36,15 @@ class Batch:
         hidden: float32 ``(B, H)``.
         above: int64 ``(B, K)`` token ids x_{t+1} .. x_{t+K}; head i reads the first i + 1.
         targets: int64 ``(B, K)`` hot indices, or ``IGNORED``.
+        teacher: float32 ``(B, K, H)`` states that the target chose these tokens from.
+        text: the sequences that the examples stand in, for modules that attend to them.
     """
 
     hidden: Tensor
     above: Tensor
     targets: Tensor
+    teacher: Tensor
+    text: SequenceRows | None = None
 
 
 def hot_vocabulary(answers: Answers, size: int, vocab_size: int) -> Tensor:
@@ -44,10 +57,63 @@ def hot_vocabulary(answers: Answers, size: int, vocab_size: int) -> Tensor:
     return order[: min(size, vocab_size)].sort().values
 
 
-def make_batch(
+class ExampleMaker:
+    """Gathers examples out of answers."""
+
+    def __init__(self, answers: Answers, hot_index: Tensor, num_heads: int) -> None:
+        """Look at answers through a hot vocabulary.
+
+        Args:
+            answers: the text.
+            hot_index: int64 ``(V,)``, index of each token in the hot vocabulary or ``IGNORED``.
+            num_heads: K.
+        """
+        self._answers, self._hot_index, self._num_heads = answers, hot_index, num_heads
+        self._ends = answers.sequence_ends()
+
+    def at(self, positions: Tensor) -> Batch:
+        """Examples at some positions, int64 ``(B,)``, without the text they stand in."""
+        return self._batch(positions, None)
+
+    def of_sequences(self, sequences: Sequence[int]) -> Batch:
+        """All examples of some sequences, with the text."""
+        answers = self._answers
+        hidden, following, lengths, index, first = [], [], [], [], 0
+        for s in sequences:
+            start, end = int(answers.offsets[s]), int(answers.offsets[s + 1])
+            begin = int(answers.starts[s])
+            hidden.append(answers.hidden[start + 1 : end].to(torch.float32))
+            following.append(answers.tokens[start + 1 : end])
+            lengths.append(end - 1 - start)
+            index.append(torch.arange(begin - 1 - start, end - 2 - start) + first)
+            first += lengths[-1]
+        rows = SequenceRows(
+            torch.cat(hidden), torch.cat(following), tuple(lengths), torch.cat(index)
+        )
+        return self._batch(answers.positions(sequences), rows)
+
+    def targets(self, positions: Tensor) -> Tensor:
+        """What each head must predict at some positions, int64 ``(B, K)``."""
+        args = (self._answers, self._ends, positions, self._hot_index, self._num_heads)
+        return head_targets(*args)
+
+    def _batch(self, positions: Tensor, text: SequenceRows | None) -> Batch:
+        answers, last = self._answers, len(self._answers.tokens) - 1
+        ahead = positions[:, None] + torch.arange(self._num_heads)
+        chosen_from = (ahead + 1).clamp(max=last)
+        return Batch(
+            answers.hidden[positions].to(torch.float32),
+            answers.tokens[ahead.clamp(max=last)],
+            self.targets(positions),
+            answers.hidden[chosen_from].to(torch.float32),
+            text,
+        )
+
+
+def head_targets(
     answers: Answers, ends: Tensor, positions: Tensor, hot_index: Tensor, num_heads: int
-) -> Batch:
-    """Gather the examples at some positions.
+) -> Tensor:
+    """What each head must predict, int64 ``(B, K)``.
 
     Args:
         answers: the text.
@@ -56,24 +122,14 @@ def make_batch(
         hot_index: int64 ``(V,)``, index of each token in the hot vocabulary or ``IGNORED``.
         num_heads: K.
     """
-    index = positions[:, None] + torch.arange(num_heads)
-    above = answers.tokens[index.clamp(max=len(answers.tokens) - 1)]
-    targets = head_targets(answers, ends, positions, hot_index, num_heads)
-    return Batch(answers.hidden[positions].to(torch.float32), above, targets)
-
-
-def head_targets(
-    answers: Answers, ends: Tensor, positions: Tensor, hot_index: Tensor, num_heads: int
-) -> Tensor:
-    """What each head must predict, int64 ``(B, K)``; arguments as :func:`make_batch`."""
     index = positions[:, None] + torch.arange(1, num_heads + 1)
     is_inside = index < ends[positions][:, None]
     tokens = answers.tokens[index.clamp(max=len(answers.tokens) - 1)]
     return torch.where(is_inside, hot_index[tokens], IGNORED)
 
 
-def iter_batches(positions: Tensor, batch_size: int, seed: int, epoch: int) -> Iterator[Tensor]:
-    """Positions of one epoch in an order that depends on (seed, epoch) alone."""
+def iter_batches(units: Tensor, batch_size: int, seed: int, epoch: int) -> Iterator[Tensor]:
+    """Positions or sequences of one epoch in an order that depends on (seed, epoch) alone."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    order = positions[torch.randperm(len(positions), generator=generator)]
+    order = units[torch.randperm(len(units), generator=generator)]
     yield from torch.split(order, batch_size)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import asdict, dataclass
 
+from entmtp.drafters.heads import KINDS
 from entmtp.errors import InputError
 from entmtp.params import MAX_SEED
 
@@ -69,8 +70,8 @@ class HeadsRecipe:
     """How one set of heads is trained.
 
     Attributes:
-        kind: ``medusa`` or ``hydra``.
-        num_heads: depths to draft.
+        kind: ``medusa``, ``hydra``, ``hydra++`` or ``mtp``.
+        num_heads: depths to draft; of ``mtp``, depths that it is unrolled for in training.
         num_layers: blocks a head.
         hot_vocab_size: most frequent answer tokens that heads score.
         embed_scale: factor on embeddings where they enter a Hydra head.
@@ -78,6 +79,10 @@ class HeadsRecipe:
         batch_size: positions an optimiser step.
         learning_rate: peak of AdamW's, after a linear warm-up, falling to a tenth by a cosine.
         head_decay: head i's loss weighs ``head_decay ** i``.
+        kl: weight of the divergence from the target's distribution; the rest is cross-entropy on
+            its tokens.
+        is_tied: the blocks of a head, but for the conditioned one, are one and the same.
+        sequences_a_step: instead of ``batch_size``, for modules that attend to the text.
         seed: of the order of positions.
     """
 
@@ -90,13 +95,18 @@ class HeadsRecipe:
     batch_size: int = 512
     learning_rate: float = 1e-3
     head_decay: float = 0.8
+    kl: float = 0.0
+    is_tied: bool = False
+    sequences_a_step: int = 4
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Refuse settings from which nothing can be learnt."""
-        _require(self.kind in ("medusa", "hydra"), "kind", self.kind, "'medusa' or 'hydra'")
+        kinds = ", ".join(KINDS)
+        _require(self.kind in KINDS, "kind", self.kind, f"one of {kinds}")
+        _require(0 <= self.kl <= 1, "kl", self.kl, "from 0 to 1")
         for name, value in asdict(self).items():
-            if name not in ("kind", "seed"):
+            if name not in ("kind", "kl", "is_tied", "seed"):
                 _require(0 < value < math.inf, name, value, "above 0, and finite")
         _require_seed(self.seed)
 

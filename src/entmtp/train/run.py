@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from entmtp.decoder.config import BlockConfig
 from entmtp.drafters.checkpoint import save_heads
 from entmtp.drafters.recording import RecordingDrafter
 from entmtp.engine import Engine, EngineLimits
@@ -108,7 +109,9 @@ def _train(
         _write_answers(target, tokenizer, jobs, config.data, answers_folder, progress)
     answers = load_answers(answers_folder)
     held_out = _hold_out(answers, config.data)
-    tensors = TargetTensors(target.embedding().cpu().float(), lambda ids: _rows(target, ids))
+    tensors = TargetTensors(
+        target.embedding().cpu().float(), lambda ids: _rows(target, ids), _block_of(target)
+    )
     trained = []
     for recipe in config.recipes:
         heads, accuracy = train_kind(answers, held_out, recipe, tensors, folder, progress)
@@ -121,6 +124,12 @@ def _train(
 
 def _rows(target: Target, ids: Tensor) -> Tensor:
     return target.output_rows(ids).cpu()
+
+
+def _block_of(target: Target) -> BlockConfig:
+    """Sizes of the target's blocks, for modules with a block of their own."""
+    names = BlockConfig.__dataclass_fields__
+    return BlockConfig(**{name: getattr(target.config, name) for name in names})
 
 
 def _check_settings(

@@ -1,0 +1,170 @@
+"""What a module computes in training is what its drafter computes when it decodes."""
+
+import copy
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from entmtp.calibrate.collect import TracePrompt, TraceSettings, collect_trace
+from entmtp.calibrate.session import trace_facts
+from entmtp.calibrate.trace import MISS
+from entmtp.drafters.heads import Heads
+from entmtp.drafters.recording import RecordingDrafter
+from entmtp.engine import Engine
+from entmtp.loading.drafters import make_drafter as attach_heads
+from entmtp.params import SamplingParams
+from entmtp.sampling import derive_seed
+from entmtp.scheduler import FixedScheduler
+from entmtp.target.base import Segment
+from entmtp.train.batches import IGNORED, Batch, ExampleMaker
+from entmtp.train.data import Answers, collect_answers, load_answers
+from entmtp.train.jobs import AnswerJob
+from entmtp.train.losses import FeatureReader, heads_loss, reads_text
+from entmtp.train.prompts import Draw
+from entmtp.workload import PromptRecord
+from exactness import random_heads
+from fakes import ByteTokenizer, tiny_target
+
+VOCAB, DEPTHS = 12, 4
+TARGET = tiny_target(seed=5, dtype=torch.float32, vocab_size=VOCAB, context_window=512)
+KINDS = ["medusa", "hydra", "hydra++", "mtp"]
+PROMPTS = [tuple((3 * i + 5 * j) % VOCAB for j in range(2 + 3 * i)) for i in range(5)]
+
+
+def written(folder: Path) -> Answers:
+    """Twenty tokens to each prompt."""
+    jobs = [
+        AnswerJob(
+            prompt,
+            SamplingParams(max_new_tokens=20, seed=derive_seed(0, row)),
+            row,
+            Draw(PromptRecord(f"p{row}", "t", ("turn",))),
+        )
+        for row, prompt in enumerate(PROMPTS)
+    ]
+    engine = Engine(TARGET, RecordingDrafter(), FixedScheduler.plain(), ByteTokenizer())
+    assert collect_answers(engine, jobs, folder, "answers", lambda *_: None)
+    return in_full(load_answers(folder))
+
+
+def in_full(answers: Answers) -> Answers:
+    """The states in float32 instead of the float16 of the files, in which near scores may swap."""
+    hidden = answers.hidden.to(torch.float32)
+    for first, end in itertools.pairwise(answers.offsets.tolist()):
+        rows = answers.tokens[first : end - 1]
+        segment = Segment(TARGET.new_cache(len(rows)), rows, np.arange(len(rows)))
+        hidden[first + 1 : end] = TARGET.forward([segment]).hidden[0]
+    torch.testing.assert_close(hidden, answers.hidden.float(), rtol=2e-3, atol=2e-3)
+    return replace(answers, hidden=hidden)
+
+
+def heads_of(kind: str) -> Heads:
+    """Random weights and the target's output rows, as training has them."""
+    heads = random_heads(kind, TARGET, 4)
+    heads.attach_output(TARGET.output_rows(heads.hot_ids))
+    return heads
+
+
+def maker_of(answers: Answers, heads: Heads) -> ExampleMaker:
+    """Examples over the heads' hot vocabulary."""
+    index = torch.full((VOCAB,), IGNORED, dtype=torch.int64)
+    index[heads.hot_ids] = torch.arange(len(heads.hot_ids))
+    return ExampleMaker(answers, index, DEPTHS)
+
+
+def batch_of(answers: Answers, heads: Heads) -> Batch:
+    """All examples."""
+    sequences, maker = range(answers.num_sequences), maker_of(answers, heads)
+    if reads_text(heads):
+        return maker.of_sequences(sequences)
+    return maker.at(answers.positions(sequences))
+
+
+def features_of(answers: Answers, heads: Heads) -> list[Tensor]:
+    """Of every depth."""
+    reader = FeatureReader(heads, TARGET.embedding(), DEPTHS)
+    with torch.no_grad():
+        return list(reader.read(batch_of(answers, heads)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_in_training_are_those_of_a_trace(kind: str, tmp_path: Path) -> None:
+    """Every depth at every position of every answer, prompts of several lengths."""
+    (tmp_path / "answers").mkdir()
+    answers = written(tmp_path / "answers")
+    drafter = attach_heads(random_heads(kind, TARGET, 4), TARGET)
+    engine = Engine(TARGET, drafter, FixedScheduler.plain(), ByteTokenizer())
+    prompts = [TracePrompt(f"p{row}", "t", prompt) for row, prompt in enumerate(PROMPTS)]
+    settings = TraceSettings(SamplingParams(max_new_tokens=20, seed=0), depth=DEPTHS)
+    facts = trace_facts(engine, "tiny", prompts, settings)
+    trace = collect_trace(engine, prompts, settings, facts, tmp_path / "t", lambda *_: None)
+    assert answers.answer_tokens().tolist() == trace.tokens.tolist()
+
+    heads = heads_of(kind)
+    batch = batch_of(answers, heads)
+    has_next = torch.ones(len(trace.tokens), dtype=torch.bool)
+    has_next[torch.from_numpy(trace.offsets[1:]) - 1] = False
+    num_compared = 0
+    for depth, features in enumerate(features_of(answers, heads)):
+        scores = heads.logits(0 if kind == "mtp" else depth, features)
+        targets = batch.targets[:, depth]
+        own = scores.gather(1, targets.clamp(min=0)[:, None])
+        ranks = (scores > own).sum(dim=1)
+        ranks[targets == IGNORED] = MISS
+        assert ranks.tolist() == trace.ranks[has_next.numpy(), depth].tolist()
+        num_compared += int((targets != IGNORED).sum())
+    assert num_compared > 60
+
+
+@pytest.mark.parametrize("depth", range(DEPTHS))
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_ahead_leaks_into_a_depth(kind: str, depth: int, tmp_path: Path) -> None:
+    """States and tokens from the target of a depth on can be anything: its features stay."""
+    answers, heads = written(tmp_path), heads_of(kind)
+    root = int(answers.starts[2]) + 6
+    row = answers.positions(range(5)).tolist().index(root)
+    changed = copy.deepcopy(answers)
+    first = root + depth + 1  # the token that this depth must predict
+    end = int(answers.offsets[3])
+    changed.tokens[first:end] = (changed.tokens[first:end] + 1) % VOCAB
+    changed.hidden[root + 1 : end] += 1  # the state at the root is hidden[root + 1]
+    before, after = features_of(answers, heads)[depth], features_of(changed, heads)[depth]
+    torch.testing.assert_close(after[row], before[row], rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(after[row + depth + 2 :], before[row + depth + 2 :])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_learns_from_answers_alone(kind: str, tmp_path: Path) -> None:
+    """A gradient for all of the module; prompts are read by those that attend, never predicted."""
+    answers, heads = written(tmp_path), heads_of(kind)
+    reader = FeatureReader(heads, TARGET.embedding(), DEPTHS)
+    batch = batch_of(answers, heads)
+    assert len(batch.targets) == answers.num_answer_tokens - answers.num_sequences
+    for kl in (0.0, 0.5, 1.0):
+        heads.zero_grad()
+        loss = heads_loss(heads, reader, batch, 0.8, kl)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for name, parameter in heads.named_parameters():
+            is_beyond = kind != "mtp" and f".{DEPTHS}." in f".{name}"  # its fifth head
+            has_gradient = parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)
+            assert has_gradient or is_beyond, name
+
+
+def test_the_divergence_is_zero_for_heads_that_are_the_target(tmp_path: Path) -> None:
+    """A Medusa head that passes on the state of its own target's position would be the target."""
+    answers, heads = written(tmp_path), heads_of("medusa")
+    batch = batch_of(answers, heads)
+
+    class Oracle(FeatureReader):
+        def read(self, batch: Batch):  # type: ignore[no-untyped-def]
+            yield batch.teacher[:, 0]
+
+    loss = heads_loss(heads, Oracle(heads, TARGET.embedding(), 1), batch, 1.0, 1.0)
+    assert float(loss) == pytest.approx(0.0, abs=1e-6)
+    other = heads_loss(heads, FeatureReader(heads, TARGET.embedding(), 1), batch, 1.0, 1.0)
+    assert float(other.detach()) > 0.01
