@@ -77,7 +77,9 @@ def train_kind(  # noqa: PLR0913 - the last is keyword-only
     """
     vocab_size = target.embedding.shape[0]
     hot_ids = hot_vocabulary(answers, recipe.hot_vocab_size, vocab_size)
-    heads = build_heads(_config_of(recipe, target), hot_ids)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)  # a block starts at random
+        heads = build_heads(_config_of(recipe, target), hot_ids)
     heads.attach_output(target.output_rows(hot_ids).to(torch.float32))
     hot_index = torch.full((vocab_size,), IGNORED, dtype=torch.int64)
     hot_index[hot_ids] = torch.arange(len(hot_ids))
