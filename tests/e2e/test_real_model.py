@@ -1,6 +1,7 @@
 """The promises on the real default model, where it has been pulled."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,20 @@ import torch
 from safetensors.torch import save_file
 
 import entmtp
+from entmtp.calibrate.collect import TraceSettings
+from entmtp.calibrate.replay import Counts, replay_policy
+from entmtp.calibrate.session import encode_records, trace_prompts
 from entmtp.check import run_check
+from entmtp.engine import Request
+from entmtp.kernels.library import load_library
 from entmtp.loading.assets import MODELS, home, is_complete
 from entmtp.loading.outline import ModelOutline
+from entmtp.sampling import derive_seed
+from entmtp.scheduler import FixedScheduler
 from entmtp.target.weights import read_config
+from entmtp.topology import Topology, named_topologies
+from entmtp.workload import PromptRecord
+from exactness import RandomScheduler
 from published import (
     Sizes,
     TargetArrays,
@@ -113,3 +124,34 @@ def test_transformers_writes_the_same(folder: Path, plain: entmtp.GenerationResu
         prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=24
     )
     assert tuple(ids[0, prompt.shape[1] :].tolist()) == plain.token_ids[:24]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_replay_is_what_the_native_core_decodes(
+    folder: Path, tmp_path: Path, temperature: float
+) -> None:
+    """Two trees and a policy over them on a trace of three prompts: the same steps, exactly."""
+    if load_library() is None:
+        pytest.skip("the native core is missing")
+    engine = entmtp.load(NAME, "hydra", backend="native")
+    sampling = entmtp.SamplingParams(max_new_tokens=24, temperature=temperature, seed=5)
+    records = [PromptRecord(f"p{i}", "t", (f"{PROMPT} ({i})",)) for i in range(3)]
+    trace = trace_prompts(
+        engine, NAME, records, TraceSettings(sampling), lambda *_: None, output=tmp_path / "t"
+    )
+    trees = [Topology.from_paths([(0,), (2,), (0, 1)]), named_topologies()["tree8"]]
+    policies: list[entmtp.TopologyScheduler] = [FixedScheduler("it", tree) for tree in trees]
+    for policy in [*policies, RandomScheduler(0, trees)]:
+        requests = [
+            Request(
+                prompt.tokens,
+                replace(sampling, seed=derive_seed(5, number)),
+                policy,
+            )
+            for number, prompt in enumerate(encode_records(engine, records))
+        ]
+        decoded = [
+            Counts(sum(s.num_accepted + 1 for s in steps[:-1]), len(steps) - 1)
+            for steps in (result.stats.steps for result in engine.run(requests))
+        ]
+        assert list(replay_policy(trace, policy).counts) == decoded
