@@ -180,7 +180,7 @@ def weight_bytes(name: str, config: TargetConfig) -> float:
 
 
 class Limits:
-    """What the machine can do at best, measured again and again between the backends.
+    """What the machine does where nothing is waited for, measured again and again between backends.
 
     Bandwidth: a large buffer read in two ways. Operations: the innermost product of the native
     core on data in the nearest memory, where that core is installed.

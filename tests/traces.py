@@ -30,6 +30,7 @@ def random_trace(seed: int, num_texts: int = 6, depth: int = 3, max_rank: int = 
         for ahead in range(depth):  # nothing follows the last token of a text
             ranks[max(end - 1 - ahead, 0) : end, ahead] = MISS
     entropy = rng.gamma(1.0, 1.0, total).astype(np.float32)
+    entropy[offsets[1:] - 1] = np.nan  # no step has its root there
     return Trace(
         FACTS,
         tuple(f"p{text}" for text in range(num_texts)),

@@ -6,7 +6,6 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
-from exactness import make_drafter, outcome, plain_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -19,6 +18,7 @@ from entmtp.target.base import Segment, TargetOutput
 from entmtp.target.native import NativeKVCache, NativeTarget
 from entmtp.target.native_weights import pack_model
 from entmtp.topology import Topology
+from exactness import make_drafter, outcome, plain_engine
 from fakes import ByteTokenizer
 from native_cases import (
     CASES,
@@ -295,6 +295,13 @@ def test_statistics_do_not_depend_on_their_company(
     assert output.stats[0].tokens[rows].tolist() == job.stats["argmax"].tolist()
     assert output.stats[0].entropy[rows].tolist() == job.stats["entropy"].tolist()
     assert output.stats[0].top1[rows].tolist() == job.stats["p_max"].tolist()
+    cache = target.new_cache(140)
+    bare = target.forward([chain(cache, tokens[:140])], needs_logits=False)
+    assert bare.stats is not None
+    assert [len(part) for part in bare.logits] == [0]
+    assert torch.equal(bare.hidden[0], output.hidden[0])
+    for field in ("tokens", "entropy", "top1"):
+        assert torch.equal(getattr(bare.stats[0], field), getattr(output.stats[0], field))
 
 
 @pytest.mark.parametrize("isa", ISAS)

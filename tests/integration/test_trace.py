@@ -18,7 +18,7 @@ from entmtp.calibrate.trace import MISS, Trace, TraceFacts, load_trace, save_tra
 from entmtp.drafters.base import Drafter, DraftRequest
 from entmtp.drafters.empty import EmptyDrafter
 from entmtp.engine import Engine, GenerationResult, Request
-from entmtp.errors import InputError, TraceError
+from entmtp.errors import InputError, TopologyError, TraceError
 from entmtp.params import SamplingParams
 from entmtp.sampling import derive_seed
 from entmtp.scheduler import FixedScheduler, TopologyScheduler
@@ -128,6 +128,12 @@ def test_candidates_are_the_probabilities_of_a_whole_tree(kind: str, tmp_path: P
     for depth in (1, 2, 3):
         own = np.exp(trace.candidates[has_root][:, column[(0,) * depth]].astype(np.float32))
         np.testing.assert_allclose(own, trace.chain[has_root][:, depth - 1], atol=2e-3)
+    sampled = replace(SAMPLING, temperature=1.0)
+    (tmp_path / "sampled").mkdir()
+    hot, _ = traced(kind, TraceSettings(sampled, depth=3, widths=(8,)), tmp_path / "sampled")
+    has_root_there = ~np.isnan(hot.entropy)
+    best = np.exp(hot.candidates[has_root_there].astype(np.float32)).max(axis=1)
+    np.testing.assert_allclose(hot.chain[has_root_there][:, 0], best, atol=2e-3)
     first, second = trace.candidates[has_root, 0], trace.candidates[has_root, 1]
     assert (first >= second).all()
     assert np.isnan(trace.candidates[~has_root]).all()
@@ -256,13 +262,15 @@ def test_facts_survive_a_file(tmp_path: Path) -> None:
         ),
         ("medusa", TraceSettings(SAMPLING, widths=(1,) * 6), "candidates goes to depth 6"),
         ("lookup", TraceSettings(SAMPLING, widths=(2,)), "lookup has no probabilities"),
+        ("hydra", TraceSettings(SAMPLING, widths=(64, 64, 64)), "more than 1024 nodes"),
+        ("hydra", TraceSettings(SAMPLING, widths=(9,)), "the tree uses child rank 8"),
     ],
 )
 def test_what_cannot_be_traced_is_refused(
     kind: str, settings: TraceSettings, message: str, tmp_path: Path
 ) -> None:
     """Before anything is decoded."""
-    with pytest.raises(InputError, match=message):
+    with pytest.raises((InputError, TopologyError), match=message):
         traced(kind, settings, tmp_path)
 
 
@@ -277,7 +285,9 @@ def test_plain_decoding_has_nothing_to_trace(tmp_path: Path) -> None:
 
 def test_records_are_encoded_once_each(tmp_path: Path) -> None:
     """A prompt given twice, or too long for the window, is named."""
-    engine = engine_of(make_drafter("hydra", TARGET, (), 4))
+    target = tiny_target(seed=5, context_window=512)
+    drafter = make_drafter("hydra", target, (), 4)
+    engine = Engine(target, drafter, FixedScheduler.plain(), ByteTokenizer())
 
     def trace_of(*turns: str) -> Trace:
         records = [PromptRecord(turn[:3], "a", (turn,)) for turn in turns]
@@ -286,6 +296,7 @@ def test_records_are_encoded_once_each(tmp_path: Path) -> None:
         )
 
     with pytest.raises(InputError, match="'abc' of task 'a' occurs twice"):
-        trace_of("abcd", "abce")
+        trace_of("abcd", "abcd")
+    assert trace_of("abcd", "abce").num_texts == 2
     with pytest.raises(InputError, match="the context window holds 512"):
         trace_of("x" * 600)

@@ -74,7 +74,7 @@ def maker_of(answers: Answers, heads: Heads) -> ExampleMaker:
     """Examples over the heads' hot vocabulary."""
     index = torch.full((VOCAB,), IGNORED, dtype=torch.int64)
     index[heads.hot_ids] = torch.arange(len(heads.hot_ids))
-    return ExampleMaker(answers, index, DEPTHS)
+    return ExampleMaker(answers, index, DEPTHS, with_teacher=True)
 
 
 def batch_of(answers: Answers, heads: Heads) -> Batch:
@@ -162,6 +162,7 @@ def test_the_divergence_is_zero_for_heads_that_are_the_target(tmp_path: Path) ->
 
     class Oracle(FeatureReader):
         def read(self, batch: Batch):  # type: ignore[no-untyped-def]
+            assert batch.teacher is not None
             yield batch.teacher[:, 0]
 
     loss = heads_loss(heads, Oracle(heads, TARGET.embedding(), 1), batch, 1.0, 1.0)

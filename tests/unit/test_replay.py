@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from exactness import RandomScheduler, random_topology
 
 from entmtp.calibrate.replay import (
     Counts,
@@ -22,6 +21,7 @@ from entmtp.calibrate.trace import MISS, Trace
 from entmtp.errors import TraceError
 from entmtp.scheduler import FixedScheduler, SchedulerDecision, Signal, SignalTracker
 from entmtp.topology import Topology
+from exactness import RandomScheduler, random_topology
 from traces import random_trace
 
 SEEDS = range(8)
@@ -115,24 +115,22 @@ def test_a_policy_sees_the_signals_of_its_own_steps() -> None:
     assert [list(plans) for plans in replayed.plans] == names
 
 
-def test_the_cost_of_a_policy_is_that_of_the_trees_it_may_still_use() -> None:
-    """Near the limit of a text the engine cuts trees, and a cut tree is cheaper."""
-    trace = random_trace(5)
-    tree = Topology.from_paths([(0,), (0, 0), (0, 0, 0)])
-    paid: list[int] = []
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_cost_of_a_policy_is_that_of_its_trees(seed: int) -> None:
+    """Last steps count; a fixed one costs what its rollout costs, and none beats the bound."""
+    trace = random_trace(seed)
+    trees = [Topology(()), *(small_tree(random.Random(seed + i)) for i in range(4))]
 
     def cost(topology: Topology) -> float:
-        paid.append(topology.num_nodes)
-        return float(topology.num_nodes)
+        return 1.0 + 0.2 * topology.num_nodes
 
-    replayed = replay_policy(trace, FixedScheduler("chain", tree), cost)
-    expected = []
-    for text in range(trace.num_texts):
-        for root, _, _ in steps_of(trace, text, tree):
-            emitted = root - int(trace.offsets[text]) + 1
-            expected.append(min(3, trace.facts.max_new_tokens - emitted - 1))
-    assert paid == expected
-    assert replayed.cost_ms == sum(expected)
+    for tree in trees:
+        replayed = replay_policy(trace, FixedScheduler("it", tree), cost)
+        assert replayed.cost_ms == pytest.approx(rollout_cost(trace, tree, cost))
+    bound = clairvoyant_cost(trace, trees, cost)
+    for policy_seed in range(3):
+        replayed = replay_policy(trace, RandomScheduler(policy_seed, trees), cost)
+        assert replayed.cost_ms >= bound - 1e-9
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -7,6 +7,7 @@ wanted, the log-probabilities of a whole candidate tree. Finished groups are fil
 was cut off goes on behind the last one.
 """
 
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from entmtp.calibrate.trace import (
     load_trace,
     save_trace,
 )
-from entmtp.drafters.base import Coupling, Drafter, DraftRequest
+from entmtp.drafters.base import Coupling, Drafter, DraftRequest, check_depth
 from entmtp.drafters.empty import EmptyDrafter
 from entmtp.drafters.picking import Picker, ScoredRows, coupled_scores, set_best_children
 from entmtp.drafters.prompt_lookup import PromptLookupDrafter
@@ -37,7 +38,7 @@ from entmtp.errors import InputError, TraceError
 from entmtp.params import SamplingParams
 from entmtp.sampling import derive_seed
 from entmtp.scheduler import FixedScheduler
-from entmtp.topology import Topology
+from entmtp.topology import MAX_NODES, Topology
 
 __all__ = ["GROUP", "TracePrompt", "TraceSettings", "candidate_topology", "collect_trace"]
 
@@ -111,9 +112,10 @@ def collect_trace(
         InputError: there is nothing to trace.
     """
     depth = trace_depth(engine.drafter, settings)
-    if output.exists():
-        return _of_same_facts(load_trace(output), facts, output)
     folder = output.with_name(f"{output.name}.parts")
+    if output.exists():
+        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was cut off at its very end
+        return _of_same_facts(load_trace(output), facts, output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -122,7 +124,7 @@ def collect_trace(
     for first in range(0, len(prompts), GROUP):
         file = folder / f"{first // GROUP:05d}"
         if file.exists():
-            part = _of_same_facts(load_trace(file), facts, file)
+            part = _of_same_facts(load_trace(file), facts, folder)
         else:
             part = trace_group(
                 engine, prompts[first : first + GROUP], first, settings, depth, facts
@@ -132,7 +134,7 @@ def collect_trace(
         progress(min(first + GROUP, len(prompts)), len(prompts))
     trace = join_traces(parts)
     save_trace(trace, output)
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
     return trace
 
 
@@ -149,8 +151,17 @@ def trace_depth(drafter: Drafter, settings: TraceSettings) -> int:
     for name, value in (("depth", depth), ("candidates", len(settings.widths))):
         if limit is not None and value > limit:
             raise InputError(f"{name} goes to depth {value}; the {drafter.name} drafter to {limit}")
-    if settings.widths and isinstance(drafter, PromptLookupDrafter):
-        raise InputError("lookup has no probabilities; leave out the candidates")
+    if isinstance(drafter, PromptLookupDrafter):
+        if settings.widths:
+            raise InputError("lookup has no probabilities; leave out the candidates")
+        return depth
+    if not hasattr(drafter, "fill"):
+        raise InputError(f"the drafter {drafter.name} has no heads, so it cannot be traced")
+    if math.prod(settings.widths) > MAX_NODES:
+        raise InputError(
+            f"candidates is {','.join(map(str, settings.widths))}, more than {MAX_NODES} nodes"
+        )
+    check_depth(drafter, candidate_topology(settings.widths))
     return depth
 
 
@@ -182,7 +193,8 @@ def trace_group(
         depth: of the ranks.
         facts: of the trace.
     """
-    recorder = RecordingDrafter()
+    is_lookup = isinstance(engine.drafter, PromptLookupDrafter)
+    recorder = EmptyDrafter() if is_lookup else RecordingDrafter()
     plain = Engine(
         engine.target,
         recorder,
@@ -197,7 +209,7 @@ def trace_group(
     ]
     results = plain.run(requests)
     texts = [
-        _Text(prompt.tokens, result, recorder.take([*prompt.tokens, *result.token_ids]))
+        _Text(prompt.tokens, result, _states(recorder, prompt, result, engine.target.device))
         for prompt, result in zip(prompts, results, strict=True)
     ]
     if isinstance(engine.drafter, PromptLookupDrafter):
@@ -206,6 +218,15 @@ def trace_group(
         vocab_size = engine.target.config.vocab_size
         columns = _trace_heads(engine.drafter, texts, settings, depth, vocab_size)
     return _as_trace(prompts, texts, columns, facts)
+
+
+def _states(
+    recorder: EmptyDrafter, prompt: TracePrompt, result: GenerationResult, device: torch.device
+) -> Tensor:
+    """Recorded hidden states of a text, where the drafter wants them; none for prompt lookup."""
+    if not isinstance(recorder, RecordingDrafter):
+        return torch.empty(0)
+    return recorder.take([*prompt.tokens, *result.token_ids]).to(device)
 
 
 @dataclass(frozen=True)
@@ -320,7 +341,7 @@ def _trace_heads(
         true = _TruePath(_paths_ahead([texts[i] for i in active], position, depth), column)
         drafter.fill(requests, true)
         best = _WithLogProbs(len(active), depth)
-        drafter.fill(requests, best)
+        drafter.fill([replace(request, coupling=None) for request in requests], best)
         for at, i in enumerate(active):
             columns[i].ranks[position] = true.ranks[at]
             columns[i].chain[position] = np.exp(best.values[at])

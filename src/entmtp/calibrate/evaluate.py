@@ -33,14 +33,15 @@ class BudgetScore:
         paths: of the tree that was best on the fitting half.
         fitted: tokens a step on that half.
         mean_acceptance_length: on the other half.
-        ci95: percentiles of a bootstrap over texts of the other half.
+        ci95: percentiles of a bootstrap over texts of the other half; ``None`` for fewer than two
+            texts with a whole step.
     """
 
     nodes: int
     paths: list[list[int]]
     fitted: float
     mean_acceptance_length: float
-    ci95: tuple[float, float]
+    ci95: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class TaskScore:
         mean_entropy: of the target at all positions, nats.
         mean_p0: top-1 probability of the target there.
         budgets: by node budget.
-        heads: for each depth, share of positions whose true token is among the first 1, 2, 4, 8.
+        heads: for each depth, share of positions whose true token is among the first 1, 2, 4, 8;
+            ``None`` where no text is so long.
         depths: for each depth of the best tree of 16, how often it is kept where the depth above
             is.
         by_position: tokens a step of that tree by position of the root in the text, prompt
@@ -82,13 +84,13 @@ class TaskScore:
     """
 
     mean_acceptance_length: float
-    ci95: tuple[float, float]
+    ci95: tuple[float, float] | None
     num_prompts: int
     num_tokens: int
     mean_entropy: float
     mean_p0: float
     budgets: list[BudgetScore]
-    heads: list[dict[str, float]]
+    heads: list[dict[str, float | None]]
     depths: list[float | None]
     by_position: list[Bin]
     by_entropy: list[Bin]
@@ -132,6 +134,8 @@ def _score(
     trace: Trace, params: GrowParams, progress: Callable[[int, int], None] | None
 ) -> TaskScore:
     fitting, other = trace.halves()
+    if np.diff(other.offsets).max() < 2:
+        raise InputError("the texts are too short for a step; raise max_new_tokens")
     trees = grow_all(fitting, params, progress=progress)
     budgets = [_budget(trees, nodes, other) for nodes in BUDGETS if nodes <= params.max_nodes]
     headline = best_within(trees, HEADLINE_NODES)
@@ -169,25 +173,29 @@ def _total(counts: Sequence[Counts]) -> Counts:
     return Counts(sum(c.num_tokens for c in counts), sum(c.num_steps for c in counts))
 
 
-def _interval(counts: Sequence[Counts]) -> tuple[float, float]:
-    """Percentiles of tokens a step under a bootstrap over texts."""
-    tokens = np.array([c.num_tokens for c in counts])
-    steps = np.array([c.num_steps for c in counts])
+def _interval(counts: Sequence[Counts]) -> tuple[float, float] | None:
+    """Percentiles of tokens a step under a bootstrap over texts that have a whole step."""
+    usable = [c for c in counts if c.num_steps]
+    if len(usable) < 2:
+        return None
+    tokens = np.array([c.num_tokens for c in usable])
+    steps = np.array([c.num_steps for c in usable])
     rng = np.random.default_rng(0)
-    picks = rng.integers(0, len(counts), (RESAMPLES, len(counts)))
-    values = tokens[picks].sum(axis=1) / np.maximum(steps[picks].sum(axis=1), 1)
+    picks = rng.integers(0, len(usable), (RESAMPLES, len(usable)))
+    values = tokens[picks].sum(axis=1) / steps[picks].sum(axis=1)
     tail = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(values, [tail, 100 - tail])
     return float(low), float(high)
 
 
-def _top_shares(trace: Trace) -> list[dict[str, float]]:
+def _top_shares(trace: Trace) -> list[dict[str, float | None]]:
     """By depth; only positions that have a token so far ahead are counted."""
-    shares = []
+    shares: list[dict[str, float | None]] = []
     left = np.repeat(trace.offsets[1:], np.diff(trace.offsets)) - np.arange(trace.num_tokens)
     for depth in range(trace.max_depth):
         ranks = trace.ranks[left > depth + 1, depth]
-        shares.append({f"top{top}": float((ranks < top).mean()) for top in TOP_RANKS})
+        found = {f"top{top}": float((ranks < top).mean()) for top in TOP_RANKS if len(ranks)}
+        shares.append({f"top{top}": found.get(f"top{top}") for top in TOP_RANKS})
     return shares
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from entmtp.calibrate.replay import Counts, deepest_nodes, self_rollout, walk
 from entmtp.calibrate.trace import MISS, Trace
 from entmtp.errors import InputError
-from entmtp.topology import Path, Topology
+from entmtp.topology import MAX_NODES, Path, Topology
 
 __all__ = ["GrowParams", "GrownTree", "Score", "best_within", "frontier", "grow", "grow_all"]
 
@@ -26,6 +26,7 @@ IntArray = npt.NDArray[np.int64]
 Score = Literal["joint", "own"]
 Cost = Callable[[Topology], float]
 
+_ENDS_ALL = Fraction(MAX_NODES)
 _MAX_CELLS = 1 << 22  # of the tables that a scoring step holds
 
 
@@ -50,8 +51,8 @@ class GrowParams:
         Raises:
             InputError: says which value.
         """
-        if not 1 <= self.max_nodes <= 1024:
-            raise InputError(f"max_nodes is {self.max_nodes}; it must be from 1 to 1024")
+        if not 1 <= self.max_nodes <= MAX_NODES:
+            raise InputError(f"max_nodes is {self.max_nodes}; it must be from 1 to {MAX_NODES}")
         if self.score not in ("joint", "own"):
             raise InputError(f"score is {self.score!r}; it must be joint or own")
         if not 0 <= self.gap_ranks <= MISS:
@@ -164,7 +165,8 @@ def _best(
     """Index of the best candidate; the first of equals, which stands in the order of ties."""
     values = []
     for path, counts in zip(candidates, scores, strict=True):
-        value = Fraction(counts.num_tokens, max(counts.num_steps, 1))
+        # a tree that needs a single step for every text leaves no whole step to count
+        value = Fraction(counts.num_tokens, counts.num_steps) if counts.num_steps else _ENDS_ALL
         if cost is not None:
             value /= Fraction(cost(Topology.from_paths([*tree.paths, path])))
         values.append(value)

@@ -47,16 +47,21 @@ def _plot(file: Path, draw: Any, tasks: Mapping[str, TaskScore]) -> Path:
         draw(axes, task, score, {"marker": _MARKERS[index % len(_MARKERS)], "color": f"C{index}"})
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    figure.savefig(file, dpi=120)
+    try:
+        figure.savefig(file, dpi=120)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be written ({error})") from error
     return file
 
 
 def _by_nodes(axes: Any, task: str, score: TaskScore, style: dict[str, Any]) -> None:
     nodes = [budget.nodes for budget in score.budgets]
     means = [budget.mean_acceptance_length for budget in score.budgets]
-    low, high = zip(*(budget.ci95 for budget in score.budgets), strict=True)
     axes.plot(nodes, means, label=task, **style)
-    axes.fill_between(nodes, low, high, color=style["color"], alpha=0.12, linewidth=0)
+    bands = [budget.ci95 for budget in score.budgets if budget.ci95 is not None]
+    if len(bands) == len(nodes):
+        low, high = zip(*bands, strict=True)
+        axes.fill_between(nodes, low, high, color=style["color"], alpha=0.12, linewidth=0)
     axes.set_xscale("log", base=2)
     axes.set_xticks(nodes, [str(n) for n in nodes])
     axes.set_xlabel("draft nodes of the tree")

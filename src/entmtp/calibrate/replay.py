@@ -173,7 +173,8 @@ def replay_policy(
     Args:
         trace: the texts.
         scheduler: a fresh state is started for every text.
-        cost: of a step; plans are cut at the end of a text as the engine cuts them.
+        cost: of a step. Every step counts with its whole tree; the engine cuts trees near the end
+            of a text, where it saves a little more than is counted.
     """
     lengths: dict[Topology, IntArray] = {}
     counts: list[Counts] = []
@@ -196,8 +197,7 @@ def replay_policy(
                 lengths[plan] = accepted_lengths(trace, plan)
             names.append(decision.name)
             if cost is not None:
-                num_left = trace.facts.max_new_tokens - (at - int(trace.offsets[text])) - 1
-                total_ms += cost(plan.truncate(num_left - 1))
+                total_ms += cost(plan)
             accepted = int(lengths[plan][at])
             at += accepted + 1
             if at >= end:

@@ -5,13 +5,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from entmtp.calibrate.collect import Progress, TracePrompt, TraceSettings, collect_trace
 from entmtp.calibrate.trace import Trace, TraceFacts
 from entmtp.engine import Engine
-from entmtp.errors import InputError
-from entmtp.target.base import Target
+from entmtp.errors import InputError, TraceError
+from entmtp.target.base import Segment, Target
 from entmtp.workload import PromptRecord
 
 __all__ = ["encode_records", "model_digest", "trace_facts", "trace_file_name", "trace_prompts"]
@@ -23,16 +24,19 @@ def encode_records(engine: Engine, records: Sequence[PromptRecord]) -> list[Trac
     """The first turn of each record under the chat template; as raw text where there is none.
 
     Raises:
-        InputError: an id occurs twice in a task, or a prompt leaves no room for an answer.
+        InputError: a prompt occurs twice, leaves no room for an answer, or is refused by the
+            template.
     """
     prompts, seen = [], set()
+    has_template = _has_chat_template(engine)
     for record in records:
-        if (record.task, record.id) in seen:
+        turn = record.turns[0]
+        tokens = engine.chat_prompt(turn) if has_template else engine.encode(turn)
+        if (record.task, record.id, tokens) in seen:
             raise InputError(
                 f"prompt {record.id!r} of task {record.task!r} occurs twice; name each file once"
             )
-        seen.add((record.task, record.id))
-        tokens = _encode(engine, record.turns[0])
+        seen.add((record.task, record.id, tokens))
         window = engine.target.config.context_window
         if len(tokens) >= window:
             raise InputError(
@@ -43,11 +47,12 @@ def encode_records(engine: Engine, records: Sequence[PromptRecord]) -> list[Trac
     return prompts
 
 
-def _encode(engine: Engine, turn: str) -> tuple[int, ...]:
+def _has_chat_template(engine: Engine) -> bool:
     try:
-        return engine.chat_prompt(turn)
-    except InputError:  # the model has no chat template
-        return engine.encode(turn)
+        engine.chat_prompt("Hello")
+    except InputError:
+        return False
+    return True
 
 
 def trace_facts(
@@ -97,7 +102,10 @@ def trace_prompts(  # noqa: PLR0913 - keyword-only beyond the fifth
     facts = trace_facts(engine, model, prompts, settings)
     if output is None:
         assert folder is not None  # noqa: S101 - one of the two is given
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TraceError(f"{folder}: cannot be written ({error})") from error
         output = folder / trace_file_name(facts)
     return collect_trace(engine, prompts, settings, facts, output, progress)
 
@@ -109,14 +117,18 @@ def trace_file_name(facts: TraceFacts) -> str:
 
 
 def model_digest(target: Target) -> str:
-    """First 16 hex digits of the SHA-256 of a target's sizes and of the first rows of its ends.
-
-    The same for one checkpoint under every backend that stores it alike.
+    """First 16 hex digits of the SHA-256 of a target's sizes, of the first rows of its ends, and of
+    what it makes of a fixed text: other weights in between change some of its best tokens.
     """
     rows = torch.arange(min(_SAMPLED_ROWS, target.config.vocab_size))
     digest = hashlib.sha256(repr(target.config).encode())
     for matrix in (target.embedding()[: len(rows)], target.output_rows(rows)):
         digest.update(matrix.to("cpu", torch.float32).contiguous().numpy().tobytes())
+    size = min(_SAMPLED_ROWS, target.config.context_window)
+    tokens = torch.arange(size) * 7919 % target.config.vocab_size
+    segment = Segment(target.new_cache(size), tokens, np.arange(size, dtype=np.int64))
+    best = target.forward([segment]).logits[0].argmax(dim=-1)
+    digest.update(best.to("cpu", torch.int64).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -91,7 +91,8 @@ class Trace:
         offsets: int64 ``(S + 1,)``.
         prompt_lengths: int32 ``(S,)``.
         ranks: uint8 ``(T, K)``: rank of ``tokens[j + 1 + i]`` at depth i + 1, or :data:`MISS`.
-        entropy: float32 ``(T,)``, nats, of the distribution that ``tokens[j]`` was drawn from.
+        entropy: float32 ``(T,)``, nats, of the distribution that ``tokens[j]`` was drawn from; NaN
+            at the last token of a text, which is no root.
         p0: float32 ``(T,)``, top-1 probability of the same.
         chain: float16 ``(T, K)``, top-1 probabilities along the drafter's own best chain; NaN for
             a drafter that has none.

@@ -3,6 +3,7 @@
 import json
 import platform
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import click
 
 from entmtp import __version__
 from entmtp.commands.trace import show_progress
+from entmtp.errors import InputError
 
 if TYPE_CHECKING:
     from entmtp.calibrate.evaluate import TaskScore
@@ -53,7 +55,11 @@ def evaluate_drafter(
 
     if report is not None:
         require_matplotlib()
-        report.mkdir(parents=True, exist_ok=True)
+        try:
+            report.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"report {report}: cannot be written ({error})") from error
+    _check_tasks(records)
     trace = trace_prompts(
         engine,
         model,
@@ -70,9 +76,20 @@ def evaluate_drafter(
         facts["plots"] = [str(path) for path in plot_scores(tasks, report)]
     if as_json:
         found = {task: one.as_dict() for task, one in tasks.items()}
-        click.echo(json.dumps({**facts, **overall.as_dict(), "tasks": found}))
+        click.echo(json.dumps({**facts, **overall.as_dict(), "tasks": found}, allow_nan=False))
     else:
         _print(facts, overall, tasks)
+
+
+def _check_tasks(records: "Sequence[PromptRecord]") -> None:
+    """Refuse a task of one prompt before anything is decoded."""
+    counts = Counter(record.task for record in records)
+    for task, count in counts.items():
+        if count < 2:
+            raise InputError(
+                f"task {task!r} has one prompt; trees are grown on one half of the prompts and "
+                "scored on the other, so give at least two"
+            )
 
 
 def _facts(trace: "Trace", score: str) -> dict[str, Any]:
@@ -107,14 +124,15 @@ def _print(facts: dict[str, Any], overall: "TaskScore", tasks: "dict[str, TaskSc
     )
     for task, one in rows.items():
         cells = "".join(f"{budget.mean_acceptance_length:>8.2f}" for budget in one.budgets)
-        click.echo(f"{task:<12}{cells}{'{:.2f}-{:.2f}'.format(*one.ci95):>16}")
+        interval = "-" if one.ci95 is None else "{:.2f}-{:.2f}".format(*one.ci95)
+        click.echo(f"{task:<12}{cells}{interval:>16}")
     click.echo("\nshare of true tokens among a head's first 1 / 2 / 4 / 8, given the true path")
     for task, one in rows.items():
-        shares = [" ".join(f"{value:.2f}" for value in head.values()) for head in one.heads]
+        shares = [" ".join(_share(value) for value in head.values()) for head in one.heads]
         click.echo(f"{task:<12}" + "".join(f"{share:>24}" for share in shares))
     click.echo("\ndepth kept where the depth above is (best tree of at most 16 nodes)")
     for task, one in rows.items():
-        depths = ["-" if share is None else f"{share:.2f}" for share in one.depths]
+        depths = [_share(share) for share in one.depths]
         click.echo(f"{task:<12}" + "".join(f"{cell:>8}" for cell in depths))
     _print_bins("tokens a step by position in the text", rows, "by_position")
     _print_bins("tokens a step by the target's entropy at the root, nats", rows, "by_entropy")
@@ -125,11 +143,15 @@ def _print(facts: dict[str, Any], overall: "TaskScore", tasks: "dict[str, TaskSc
         )
 
 
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
 def _print_bins(title: str, rows: "dict[str, TaskScore]", field: str) -> None:
     first = getattr(next(iter(rows.values())), field)
     click.echo(f"\n{title}")
     click.echo(f"{'from':<12}" + "".join(f"{bin_.low:>8g}" for bin_ in first))
     for task, one in rows.items():
         values = [bin_.mean_acceptance_length for bin_ in getattr(one, field)]
-        cells = ["-" if value is None else f"{value:.2f}" for value in values]
+        cells = [_share(value) for value in values]
         click.echo(f"{task:<12}" + "".join(f"{cell:>8}" for cell in cells))

@@ -147,6 +147,8 @@ def train(
     trained = train_heads(
         target, tokenizer, prompt_files, folder, config, _Progress(), exclude=excluded
     )
+    if options["answers_only"]:
+        click.echo(f"{folder / 'answers'}: written")
     for heads in trained:
         _print_accuracy(heads)
 

@@ -37,19 +37,22 @@ class RecordingDrafter(EmptyDrafter):
         """Append the states at the root and at accepted tokens."""
         state.rows.append(self._kept(hidden))
         state.tokens.extend(tokens)
+        if not any(record is state for record in self._records):
+            self._records.append(state)  # a twin with the same tokens was meant to be taken
 
     def take(self, text: Sequence[int]) -> Tensor:
         """``(n - 1, H)`` states of the n tokens of a prompt and its text; the record is given up.
 
-        Sequences of equal tokens have equal states, so any of their records will do. Tokens that
-        were recorded beyond the text, behind a stop, are left out.
+        Sequences of equal tokens have equal states. Where none is equal, one that goes on behind
+        the text is taken, which was cut at a stop, and the rest is left out.
         """
         wanted, size = list(text), len(text)
-        for index, record in enumerate(self._records):
-            if record.tokens[:size] == wanted:
-                del self._records[index]
-                return torch.cat(record.rows)[: size - 1]
-        raise LookupError("no sequence with these tokens was recorded")
+        matching = [record for record in self._records if record.tokens[:size] == wanted]
+        if not matching:
+            raise LookupError("no sequence with these tokens was recorded")
+        chosen = min(matching, key=lambda record: len(record.tokens))
+        self._records = [record for record in self._records if record is not chosen]
+        return torch.cat(chosen.rows)[: size - 1]
 
     def _kept(self, hidden: Tensor) -> Tensor:
         return hidden.to("cpu", self._dtype or hidden.dtype, copy=True)

@@ -167,8 +167,9 @@ class Library:
     def dot_rate(self, isa: str, threads: int, windows: int = 9) -> float:
         """Multiplications a second that the innermost product reaches, over all threads.
 
-        Weights and rows lie in the nearest memory: no forward on this machine can be faster. Each
-        thread counts at its median over ``windows`` windows of about a millisecond.
+        Weights and rows lie in the nearest memory, so this is what a forward that waits for nothing
+        would do at the machine's usual speed: each thread counts at its median over ``windows``
+        windows of about a millisecond.
         """
         return float(self.lib.entmtp_dot_rate(isa.encode(), threads, windows))
 

@@ -184,7 +184,10 @@ class NativeTarget:
         Raises:
             InputError: not between 1 and 64.
         """
-        if self._library.lib.entmtp_model_threads(self._model.pointer, threads):
+        code = self._library.lib.entmtp_model_threads(self._model.pointer, threads)
+        if code < 0:
+            raise MemoryError("no memory for so many threads of the native core")
+        if code:
             raise InputError(f"threads is {threads}; the native core takes 1 to {MAX_THREADS}")
 
     @property

@@ -36,14 +36,14 @@ class Batch:
         hidden: float32 ``(B, H)``.
         above: int64 ``(B, K)`` token ids x_{t+1} .. x_{t+K}; head i reads the first i + 1.
         targets: int64 ``(B, K)`` hot indices, or ``IGNORED``.
-        teacher: float32 ``(B, K, H)`` states that the target chose these tokens from.
+        teacher: float32 ``(B, K, H)`` states that the target chose these tokens from, where wanted.
         text: the sequences that the examples stand in, for modules that attend to them.
     """
 
     hidden: Tensor
     above: Tensor
     targets: Tensor
-    teacher: Tensor
+    teacher: Tensor | None = None
     text: SequenceRows | None = None
 
 
@@ -60,14 +60,18 @@ def hot_vocabulary(answers: Answers, size: int, vocab_size: int) -> Tensor:
 class ExampleMaker:
     """Gathers examples out of answers."""
 
-    def __init__(self, answers: Answers, hot_index: Tensor, num_heads: int) -> None:
+    def __init__(
+        self, answers: Answers, hot_index: Tensor, num_heads: int, *, with_teacher: bool = False
+    ) -> None:
         """Look at answers through a hot vocabulary.
 
         Args:
             answers: the text.
             hot_index: int64 ``(V,)``, index of each token in the hot vocabulary or ``IGNORED``.
             num_heads: K.
+            with_teacher: gather the states behind the targets too.
         """
+        self._with_teacher = with_teacher
         self._answers, self._hot_index, self._num_heads = answers, hot_index, num_heads
         self._ends = answers.sequence_ends()
 
@@ -100,12 +104,14 @@ class ExampleMaker:
     def _batch(self, positions: Tensor, text: SequenceRows | None) -> Batch:
         answers, last = self._answers, len(self._answers.tokens) - 1
         ahead = positions[:, None] + torch.arange(self._num_heads)
-        chosen_from = (ahead + 1).clamp(max=last)
+        teacher = None
+        if self._with_teacher:
+            teacher = answers.hidden[(ahead + 1).clamp(max=last)].to(torch.float32)
         return Batch(
             answers.hidden[positions].to(torch.float32),
             answers.tokens[ahead.clamp(max=last)],
             self.targets(positions),
-            answers.hidden[chosen_from].to(torch.float32),
+            teacher,
             text,
         )
 

@@ -201,15 +201,15 @@ def _write_shard(
         taken = drafter.take(text)
         states += [taken.new_zeros((1, taken.shape[1])), taken]
     temporary = file.with_suffix(f".{os.getpid()}.tmp")
-    save_file(
-        {
-            "tokens": torch.tensor([t for text in texts for t in text], dtype=torch.int32),
-            "hidden": torch.cat(states).to(torch.float16),
-            "lengths": torch.tensor([len(text) for text in texts], dtype=torch.int64),
-            "prompt_lengths": torch.tensor([len(job.prompt) for job in jobs], dtype=torch.int64),
-            "groups": torch.tensor([job.group for job in jobs], dtype=torch.int64),
-        },
-        temporary,
-        metadata={"schema": _SCHEMA},
-    )
-    os.replace(temporary, file)
+    tensors = {
+        "tokens": torch.tensor([t for text in texts for t in text], dtype=torch.int32),
+        "hidden": torch.cat(states).to(torch.float16),
+        "lengths": torch.tensor([len(text) for text in texts], dtype=torch.int64),
+        "prompt_lengths": torch.tensor([len(job.prompt) for job in jobs], dtype=torch.int64),
+        "groups": torch.tensor([job.group for job in jobs], dtype=torch.int64),
+    }
+    try:
+        save_file(tensors, temporary, metadata={"schema": _SCHEMA})
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)

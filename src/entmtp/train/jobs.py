@@ -63,6 +63,7 @@ def first_jobs(
             longest = config.long_new_tokens
         turns = [{"role": "user", "content": draw.record.turns[0]}]
         prompt = tuple(tokenizer.encode_chat(turns))
+        longest = min(longest, max(window - len(prompt), config.max_new_tokens))
         if not 0 < len(prompt) <= window - longest:
             continue
         temperature = config.sample_temperature if draw.copy else config.temperature

@@ -103,6 +103,7 @@ def heads_loss(
         if kl < 1:
             loss = loss + (1 - kl) * functional.cross_entropy(logits, batch.targets[rows, depth])
         if kl > 0:
+            assert batch.teacher is not None  # noqa: S101 - the trainer asks for it
             loss = loss + kl * _divergence(heads, logits, batch.teacher[rows, depth])
         total = total + decay**depth * loss
     if not has_target:

@@ -70,8 +70,9 @@ def draw_prompts(
         for pool, part in zip(pools_of_task, parts, strict=True):
             copies = (Draw(record, copy) for copy in range(samples) for record in pool)
             drawn += [draw for draw, _ in zip(copies, range(part), strict=False)]
-    if len({draw.record.turns[0] for draw in drawn}) < 2:
-        raise TrainingError(f"{len(drawn)} prompts were found; at least 2 are needed")
+    num_different = len({draw.record.turns[0] for draw in drawn})
+    if num_different < 2:
+        raise TrainingError(f"{num_different} prompts were found; at least 2 are needed")
     rng.shuffle(drawn)
     return drawn
 
@@ -79,8 +80,10 @@ def draw_prompts(
 def follow_up(task: str, rng: random.Random) -> str:
     """A second turn for a conversation of a task."""
     text = resources.files("entmtp").joinpath("data/follow_ups.json").read_text(encoding="utf-8")
-    turns: dict[str, list[str]] = json.loads(text)
-    return rng.choice(turns["any"] + turns[task] * 2 if task in turns else turns["any"])
+    turns = json.loads(text)
+    own: list[str] = turns["tasks"].get(task, [])
+    choice: str = rng.choice(turns["any"] + own * 2)
+    return choice
 
 
 def _shares(sizes: Sequence[int], total: int) -> list[int]:

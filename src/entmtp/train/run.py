@@ -54,7 +54,7 @@ class TrainedHeads:
     """One set of heads that was written.
 
     Attributes:
-        kind: ``medusa`` or ``hydra``.
+        kind: of modules.
         file: its safetensors file.
         accuracy: on held-out answers.
     """
@@ -118,7 +118,8 @@ def _train(
         file = folder / f"{recipe.kind}.safetensors"
         save_heads(heads, file, config.model_name, quantize=config.quantize)
         trained.append(TrainedHeads(recipe.kind, file, accuracy))
-    _write_report(folder / "report.json", answers, config, trained)
+    if trained:
+        _write_report(folder / "report.json", answers, config, trained)
     return trained
 
 

@@ -85,7 +85,7 @@ def train_kind(  # noqa: PLR0913 - the last is keyword-only
     hot_index[hot_ids] = torch.arange(len(hot_ids))
     kept_out = set(held_out)
     trained = [s for s in range(answers.num_sequences) if s not in kept_out]
-    maker = ExampleMaker(answers, hot_index, recipe.num_heads)
+    maker = ExampleMaker(answers, hot_index, recipe.num_heads, with_teacher=recipe.kl > 0)
 
     def batch_of(chosen: Tensor) -> Batch:
         return maker.of_sequences(chosen.tolist()) if reads_text(heads) else maker.at(chosen)

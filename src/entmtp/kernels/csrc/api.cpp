@@ -85,7 +85,7 @@ struct Engine : Model {
     std::vector<Buffer> buffers;
     Buffer parts_buffer, claims_buffer;
     std::vector<Buffer> row_buffers;
-    int longest_row = 0, num_scratch = 0;
+    int longest_row = 0, row_threads = 0, num_scratch = 0;
     std::vector<std::thread> pool;
     // Generation in the high half, open flag, and the number of workers inside.
     std::atomic<uint64_t> gate{0};
@@ -169,18 +169,18 @@ private:
 };
 
 // Room for quantised rows of so many values, shared and for each thread.
-void make_rows(Engine& e, int longest) {
-    if (longest <= e.longest_row) return;
-    e.longest_row = longest;
-    e.row_buffers.clear();
-    auto rows = [&] {
-        e.row_buffers.emplace_back(kBlockRows * static_cast<size_t>(longest) * e.isa->act_bytes);
-        auto* data = e.row_buffers.back().as<uint8_t>();
-        e.row_buffers.emplace_back(kBlockRows * sizeof(float));
-        return Rows{data, e.row_buffers.back().as<float>()};
-    };
-    e.rows = rows();
-    for (int t = 0; t < e.threads; t++) e.scratch[t].rows = rows();
+void make_rows(Engine& e, int longest, int threads) {
+    if (longest <= e.longest_row && threads <= e.row_threads) return;
+    longest = std::max(longest, e.longest_row), threads = std::max(threads, e.row_threads);
+    std::vector<Buffer> buffers;
+    for (int i = 0; i <= threads; i++) {
+        buffers.emplace_back(kBlockRows * static_cast<size_t>(longest) * e.isa->act_bytes);
+        buffers.emplace_back(kBlockRows * sizeof(float));
+    }
+    e.row_buffers = std::move(buffers);  // nothing fails from here on
+    e.longest_row = longest, e.row_threads = threads;
+    for (int i = 0; i <= threads; i++)
+        (i ? e.scratch[i - 1].rows : e.rows) = {e.row_buffers[2 * i].as<uint8_t>(), e.row_buffers[2 * i + 1].as<float>()};
 }
 
 size_t longest_row(const Config& c) {
@@ -203,12 +203,11 @@ void start_threads(Engine& e, int threads) {
     for (int t = e.num_scratch; t < threads; t++, e.num_scratch++)
         e.scratch[t] = Scratch{{}, e.make<float>(longest_row(e.c)), e.make<float>(8 * (kSpan + kBlockRows + 64)),
                                e.make<float>(size_t(kBlockRows) * kVocabChunk)};
-    e.threads = threads;
-    e.claims_buffer = Buffer(size_t(threads) * e.claim_stride * sizeof(std::atomic<int32_t>));
+    Buffer claims(size_t(threads) * e.claim_stride * sizeof(std::atomic<int32_t>));
+    make_rows(e, std::max(e.longest_row, static_cast<int>(longest_row(e.c))), threads);
+    e.claims_buffer = std::move(claims);
     e.claims = e.claims_buffer.as<std::atomic<int32_t>>();
-    int longest = std::max(e.longest_row, static_cast<int>(longest_row(e.c)));
-    e.longest_row = 0;
-    make_rows(e, longest);
+    e.threads = threads;
     try {
         for (int t = 1; t < threads; t++) e.pool.emplace_back(worker, &e, t);
     } catch (const std::system_error&) {}
@@ -486,7 +485,7 @@ int entmtp_linear_run(Engine* e, Linear* linear, const float* rows, int n, float
         p.num_rows = std::min(n - first, kBlockRows);
         p.rows = rows + static_cast<size_t>(first) * p.matrix.k;
         p.out = out + static_cast<size_t>(first) * p.channels;
-        make_rows(*e, p.matrix.k);
+        make_rows(*e, p.matrix.k, e->threads);
         e->product = &p;
         run_block(*e);
         e->product = nullptr;
@@ -501,19 +500,27 @@ double entmtp_dot_rate(const char* name, int threads, int windows) try {
     if (!is_supported(isa) || threads < 1 || threads > kMaxThreads || windows < 1) return 0;
     constexpr int k = 256, repeats = 1000;
     std::vector<double> rates(threads);
-    auto work = [&](int thread) {
-        Buffer panel(2 * panel_bytes(k)), rows(size_t(kBlockRows) * k * isa->act_bytes);
-        std::vector<double> found;
-        for (int i = 0; i < windows; i++) {
+    std::vector<Buffer> panels, inputs;
+    std::vector<std::vector<double>> windows_of(threads, std::vector<double>(windows));
+    for (int t = 0; t < threads; t++) {
+        panels.emplace_back(2 * panel_bytes(k));
+        inputs.emplace_back(size_t(kBlockRows) * k * isa->act_bytes);
+    }
+    auto work = [&](int thread) {  // allocates nothing
+        auto& found = windows_of[thread];
+        for (double& rate : found) {
             auto start = std::chrono::steady_clock::now();
-            int64_t count = isa->dot(panel.as<uint8_t>(), rows.as<uint8_t>(), k, repeats);
-            found.push_back(count / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+            int64_t count = isa->dot(panels[thread].as<uint8_t>(), inputs[thread].as<uint8_t>(), k, repeats);
+            rate = count / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         }
         std::nth_element(found.begin(), found.begin() + windows / 2, found.end());
         rates[thread] = found[windows / 2];
     };
     std::vector<std::thread> others;
-    for (int t = 1; t < threads; t++) others.emplace_back(work, t);
+    others.reserve(threads);
+    try {
+        for (int t = 1; t < threads; t++) others.emplace_back(work, t);
+    } catch (const std::system_error&) {}  // fewer threads, a lower sum
     work(0);
     for (auto& other : others) other.join();
     double total = 0;

@@ -86,7 +86,7 @@ struct Scratch {                  // of one thread
     float *row, *scores, *logits;
 };
 
-// What is left of a phase of a forward: items done, by all threads.
+// Items of a phase of a forward that are done, by all threads.
 struct Phase { std::atomic<int32_t> done; };
 
 struct Model {
