@@ -1,8 +1,6 @@
 """What ``entmtp heads evaluate`` does with a loaded engine: trace, score, print, draw."""
 
 import json
-import platform
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from entmtp import __version__
+from entmtp.commands.provenance import machine_facts
 from entmtp.commands.trace import show_progress
 from entmtp.errors import InputError
 
@@ -94,16 +92,8 @@ def _check_tasks(records: "Sequence[PromptRecord]") -> None:
 
 def _facts(trace: "Trace", score: str) -> dict[str, Any]:
     """Where the numbers come from."""
-    import torch
-
     return {
-        "schema": 1,
-        "argv": sys.argv[1:],
-        "entmtp": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cpu": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
+        **machine_facts(),
         **trace.facts.__dict__,
         "score": score,
         "num_texts": trace.num_texts,

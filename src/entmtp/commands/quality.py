@@ -2,14 +2,13 @@
 
 import json
 import logging
-import platform
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from entmtp import __version__
+from entmtp.commands.provenance import machine_facts
 from entmtp.errors import InputError
 
 if TYPE_CHECKING:
@@ -94,18 +93,10 @@ def _progress(done: int, total: int) -> None:
 
 def _facts(file: Path, model: str, texts: "list[Text]", window: int) -> dict[str, Any]:
     """Where the numbers come from."""
-    import torch
-
     from entmtp.quality import CONFIDENCE, RESAMPLES, SEED, text_digest
 
     return {
-        "schema": 1,
-        "argv": sys.argv[1:],
-        "entmtp": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cpu": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
+        **machine_facts(),
         "model": model,
         "text": file.name,
         "text_digest": text_digest(texts),
