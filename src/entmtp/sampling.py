@@ -19,13 +19,13 @@ from torch import Tensor
 from entmtp.params import MAX_SEED, SamplingParams
 
 __all__ = [
+    "NoiseSource",
     "choose_token",
     "derive_seed",
     "draw_seed",
     "entropy_and_top1",
     "greedy_tokens",
     "gumbel_noise",
-    "gumbel_noise_of",
     "penalize",
     "philox",
     "stable_top_k",
@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 _MASK32 = 0xFFFFFFFF
+_KEPT_POSITIONS = 16
 
 
 def draw_seed() -> int:
@@ -96,10 +97,26 @@ def gumbel_noise(
     return _gumbel(words)
 
 
-def gumbel_noise_of(seed: int, position: int, ids: Tensor) -> Tensor:
-    """Entries ``ids`` of :func:`gumbel_noise`, int64 ``(n,)``, without the others."""
-    words = philox((ids // 4, position, position >> 32, 0), seed)
-    return _gumbel(words.gather(1, (ids % 4)[:, None])[:, 0])
+class NoiseSource:
+    """The noise of one sequence, made once for each position that is asked for again.
+
+    Drafting looks at positions that verification and the next steps look at too.
+    """
+
+    def __init__(self, seed: int, num_tokens: int) -> None:
+        """Noise of token ids ``0 .. num_tokens - 1`` under a seed; bounded memory."""
+        self._seed, self._num_tokens = seed, num_tokens
+        self._kept: dict[int, Tensor] = {}
+
+    def at(self, position: int, device: torch.device) -> Tensor:
+        """:func:`gumbel_noise` at a position; not to be written to."""
+        noise = self._kept.get(position)
+        if noise is None:
+            noise = gumbel_noise(self._seed, position, self._num_tokens, device)
+            self._kept[position] = noise
+            if len(self._kept) > _KEPT_POSITIONS:
+                del self._kept[min(self._kept)]
+        return noise
 
 
 def _gumbel(words: Tensor) -> Tensor:
@@ -186,13 +203,15 @@ def token_scores(
     seed: int,
     position: int,
     history: tuple[Sequence[int], Sequence[int]],
+    noise: NoiseSource | None = None,
 ) -> Tensor:
     """The float32 ``(V,)`` row whose arg-max is the token; arguments as :func:`choose_token`."""
     scores = penalize(logits.to(torch.float32), params, *history)
     if params.is_greedy:
         return scores
-    noise = gumbel_noise(seed, position, scores.numel(), scores.device)
-    return warp(scores, params) + noise
+    if noise is None:
+        noise = NoiseSource(seed, scores.numel())
+    return warp(scores, params) + noise.at(position, scores.device)
 
 
 def choose_token(
@@ -201,6 +220,7 @@ def choose_token(
     seed: int,
     position: int,
     history: tuple[Sequence[int], Sequence[int]],
+    noise: NoiseSource | None = None,
 ) -> int:
     """The target's token at one position: the one rule of plain and of tree decoding.
 
@@ -210,8 +230,9 @@ def choose_token(
         seed: of this sequence; unused at temperature 0.
         position: absolute index, from 0, that the token will take in its sequence.
         history: prompt tokens, and the tokens emitted between the prompt and ``position``.
+        noise: of this seed, where it is kept from one call to the next.
     """
-    return int(torch.argmax(token_scores(logits, params, seed, position, history)))
+    return int(torch.argmax(token_scores(logits, params, seed, position, history, noise)))
 
 
 def greedy_tokens(logits: Tensor) -> Tensor:

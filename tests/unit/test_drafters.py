@@ -15,7 +15,7 @@ from entmtp.drafters.picking import BestChildren, ScoredRows
 from entmtp.drafters.prompt_lookup import PromptLookupDrafter
 from entmtp.drafters.tree_heads import HeadsDrafter
 from entmtp.errors import TopologyError
-from entmtp.sampling import gumbel_noise
+from entmtp.sampling import NoiseSource, gumbel_noise
 from entmtp.topology import Topology, named_topologies
 from strategies import topologies
 
@@ -361,7 +361,7 @@ def test_coupled_children_are_ranked_with_the_noise_of_their_position() -> None:
     hot = torch.tensor([3, 7, 8, 11, 20])
     scores = torch.tensor([[0.3, 0.1, 0.9, -0.5, 0.4], [1.0, 2.0, 0.0, 0.5, -1.0]])
     plan = Topology.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)])
-    coupling = Coupling(seed=9, temperature=0.7, position=100)
+    coupling = Coupling(NoiseSource(9, VOCAB), temperature=0.7, position=100)
     request = DraftRequest(None, 5, plan, coupling)
     tree = torch.full((7,), 5)
     level = plan.levels[1]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from entmtp.errors import InputError
 from entmtp.params import MAX_SEED, SamplingParams, TypicalParams
 from entmtp.sampling import (
+    NoiseSource,
     _gumbel,
     choose_token,
     derive_seed,
@@ -21,7 +22,6 @@ from entmtp.sampling import (
     entropy_and_top1,
     greedy_tokens,
     gumbel_noise,
-    gumbel_noise_of,
     penalize,
     philox,
     stable_top_k,
@@ -568,9 +568,9 @@ def test_a_masked_token_has_no_part_in_the_entropy() -> None:
     torch.testing.assert_close(torch.stack(masked), torch.stack(without))
 
 
-def test_noise_of_some_tokens_is_that_of_all() -> None:
-    """Entry by entry, wherever the token stands in its block of four."""
-    ids = torch.tensor([0, 1, 2, 3, 4, 997, 40, 41, 999])
-    for seed, position in ((0, 0), (2**40 + 3, 2**33 + 5)):
-        noise = gumbel_noise(seed, position, 1000)
-        assert torch.equal(gumbel_noise_of(seed, position, ids), noise[ids])
+def test_kept_noise_is_the_noise_of_its_position() -> None:
+    """Asked again and again, in any order, with more positions than are kept."""
+    source, device = NoiseSource(2**40 + 3, 50), torch.device("cpu")
+    for position in [5, 6, 5, 7, *range(40), 5, 39, 2**33]:
+        assert torch.equal(source.at(position, device), gumbel_noise(2**40 + 3, position, 50))
+    assert source.at(39, device) is source.at(39, device)

@@ -36,7 +36,7 @@ from entmtp.drafters.recording import RecordingDrafter
 from entmtp.engine import Engine, EngineLimits, GenerationResult, Request
 from entmtp.errors import InputError, TraceError
 from entmtp.params import SamplingParams
-from entmtp.sampling import derive_seed
+from entmtp.sampling import NoiseSource, derive_seed
 from entmtp.scheduler import FixedScheduler
 from entmtp.topology import MAX_NODES, Topology
 
@@ -326,6 +326,7 @@ def _trace_heads(
         for t in texts
     ]
     column = _column_of_tokens(drafter.hot_ids, vocab_size)
+    noises = _noises(texts, settings, vocab_size)
     chain = Topology.from_paths([(0,) * d for d in range(1, depth + 1)])
     for position in range(max((t.num_roots for t in texts), default=0)):
         active = [i for i, text in enumerate(texts) if position < text.num_roots]
@@ -334,7 +335,7 @@ def _trace_heads(
                 states[i],
                 texts[i].tokens[position],
                 chain,
-                _coupling(texts[i], position, settings),
+                _coupling(noises[i], texts[i], position, settings),
             )
             for i in active
         ]
@@ -386,12 +387,22 @@ def _trace_lookup(drafter: PromptLookupDrafter, text: _Text, depth: int) -> _Col
     return columns
 
 
-def _coupling(text: _Text, position: int, settings: TraceSettings) -> Coupling | None:
-    """Noise of the tokens behind a root, where children are ranked by it."""
+def _noises(
+    texts: Sequence[_Text], settings: TraceSettings, vocab_size: int
+) -> list[NoiseSource | None]:
+    """Of each text, where children are ranked by it."""
     if not settings.is_coupled or settings.sampling.is_greedy:
+        return [None] * len(texts)
+    return [NoiseSource(text.result.seed, vocab_size) for text in texts]
+
+
+def _coupling(
+    noise: NoiseSource | None, text: _Text, position: int, settings: TraceSettings
+) -> Coupling | None:
+    """Noise of the tokens behind a root."""
+    if noise is None:
         return None
-    first = len(text.prompt) + position + 1
-    return Coupling(text.result.seed, settings.sampling.temperature, first)
+    return Coupling(noise, settings.sampling.temperature, len(text.prompt) + position + 1)
 
 
 def _paths_ahead(texts: Sequence[_Text], position: int, depth: int) -> npt.NDArray[np.int64]:

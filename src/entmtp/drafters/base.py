@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from entmtp.errors import TopologyError
+from entmtp.sampling import NoiseSource
 from entmtp.topology import Topology
 
 __all__ = ["Coupling", "DraftRequest", "DraftTree", "Drafter", "DrafterState", "check_depth"]
@@ -37,12 +38,12 @@ class Coupling:
     """The noise that the target's tokens will be drawn with; see :mod:`entmtp.sampling`.
 
     Attributes:
-        seed: of the sequence.
+        noise: of the sequence.
         temperature: above 0.
         position: absolute index of the token behind the root.
     """
 
-    seed: int
+    noise: NoiseSource
     temperature: float
     position: int
 

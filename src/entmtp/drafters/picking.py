@@ -11,7 +11,7 @@ from torch import Tensor
 
 from entmtp.drafters.base import DraftRequest
 from entmtp.drafters.filling import set_children
-from entmtp.sampling import gumbel_noise_of, stable_top_k
+from entmtp.sampling import stable_top_k
 from entmtp.topology import Level
 
 __all__ = ["BestChildren", "Picker", "ScoredRows", "coupled_scores", "set_best_children"]
@@ -91,6 +91,6 @@ def coupled_scores(rows: ScoredRows) -> Tensor:
         if coupling is None:
             parts.append(scores)
             continue
-        noise = gumbel_noise_of(coupling.seed, coupling.position + rows.depth, rows.hot_ids)
-        parts.append(scores.to(torch.float32) / coupling.temperature + noise)
+        noise = coupling.noise.at(coupling.position + rows.depth, scores.device)
+        parts.append(scores.to(torch.float32) / coupling.temperature + noise[rows.hot_ids])
     return torch.cat(parts)

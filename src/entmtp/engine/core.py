@@ -273,6 +273,7 @@ class Engine:
                 self.target.new_cache(size + num_tokens + self.limits.spare_rows),
                 OutputText(self.tokenizer, request.sampling, num_tokens),
                 request.scheduler or self.scheduler,
+                self.target.config.vocab_size,
             )
             self._running.append(sequence)
 

@@ -10,7 +10,7 @@ from entmtp.drafters.base import Coupling, Drafter, DrafterState
 from entmtp.engine.results import GenerationResult, Request
 from entmtp.engine.text import OutputText
 from entmtp.metrics import DecodeStats, StepRecord
-from entmtp.sampling import choose_token, draw_seed, greedy_tokens
+from entmtp.sampling import NoiseSource, choose_token, draw_seed, greedy_tokens
 from entmtp.scheduler import SchedulerDecision, SignalTracker, TopologyScheduler
 from entmtp.target.base import KVCache
 from entmtp.topology import Topology
@@ -29,6 +29,7 @@ class ActiveSequence:
         cache: KVCache,
         output: OutputText,
         scheduler: TopologyScheduler,
+        vocab_size: int,
     ) -> None:
         """Admit a request whose prompt fits the window; draws a seed where it has none."""
         self.request_id = request_id
@@ -37,6 +38,7 @@ class ActiveSequence:
         self.output = output
         self.scheduler = scheduler
         self.seed = draw_seed() if request.sampling.seed is None else request.sampling.seed
+        self._noise = NoiseSource(self.seed, vocab_size)
         self.drafter_state: DrafterState = None
         self.plan = Topology(())
         self._prompt_hidden: list[Tensor] = []
@@ -58,7 +60,7 @@ class ActiveSequence:
         if sampling.is_greedy or self.request.typical is not None:
             return None
         position = len(self.request.prompt) + len(self.output.token_ids)
-        return Coupling(self.seed, sampling.temperature, position)
+        return Coupling(self._noise, sampling.temperature, position)
 
     @property
     def reads_logits(self) -> bool:
@@ -189,4 +191,6 @@ class ActiveSequence:
         history: tuple[Sequence[int], Sequence[int]] = ((), ())
         if self.request.sampling.has_penalties:
             history = (prompt, [*generated, *emitted])
-        return choose_token(logits, self.request.sampling, self.seed, position, history)
+        return choose_token(
+            logits, self.request.sampling, self.seed, position, history, self._noise
+        )
