@@ -74,6 +74,7 @@ class SpyTarget:
     def __init__(self, target: Target) -> None:
         self._target = target
         self.config, self.device, self.dtype = target.config, target.device, target.dtype
+        self.has_own_threads = target.has_own_threads
         self.backend, self.embedding = target.backend, target.embedding
         self.precision = target.precision
         self.output_rows, self.project_output = target.output_rows, target.project_output

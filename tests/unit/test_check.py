@@ -45,6 +45,7 @@ class NoisyTarget:
     def __init__(self, target: LlamaTarget, size: float) -> None:
         self._target, self._size = target, size
         self.config, self.device, self.dtype = target.config, target.device, target.dtype
+        self.has_own_threads = target.has_own_threads
         self.backend, self.new_cache = target.backend, target.new_cache
         self.precision = target.precision
         self.embedding, self.output_rows = target.embedding, target.output_rows

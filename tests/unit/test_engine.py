@@ -231,6 +231,7 @@ class PoisonedTarget:
     def __init__(self, target: Target, poison: int) -> None:
         self._target, self._poison = target, poison
         self.config, self.device, self.dtype = target.config, target.device, target.dtype
+        self.has_own_threads = target.has_own_threads
         self.backend, self.embedding = target.backend, target.embedding
         self.precision = target.precision
         self.output_rows = target.output_rows
@@ -524,3 +525,29 @@ def test_the_observer_sees_the_row_that_each_token_was_chosen_from(temperature: 
     ]
     assert tuple(chosen) == expected
     assert len(rows) == len(expected)
+
+
+@pytest.mark.parametrize("has_own_threads", [True, False])
+def test_torch_steps_aside_for_a_target_with_threads_of_its_own(has_own_threads: bool) -> None:
+    """One thread of torch while a step is made, as many as before when it has failed or ended."""
+    seen: list[int] = []
+
+    class Watching(PoisonedTarget):
+        def forward(
+            self, segments: Sequence[Segment], *, needs_logits: bool = True
+        ) -> TargetOutput:
+            seen.append(torch.get_num_threads())
+            return super().forward(segments, needs_logits=needs_logits)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        target = Watching(tiny_target(), PROMPT[0])
+        target.has_own_threads = has_own_threads
+        engine = Engine(target, EmptyDrafter(), FixedScheduler.plain(), ByteTokenizer())
+        with pytest.raises(NumericalError):
+            engine.generate(PROMPT, sampling())
+        assert seen == [1 if has_own_threads else 3]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

@@ -92,5 +92,6 @@ def coupled_scores(rows: ScoredRows) -> Tensor:
             parts.append(scores)
             continue
         noise = coupling.noise.at(coupling.position + rows.depth, scores.device)
-        parts.append(scores.to(torch.float32) / coupling.temperature + noise[rows.hot_ids])
+        scaled = scores.to(torch.float32)
+        parts.append(torch.add(noise[rows.hot_ids], scaled, alpha=1 / coupling.temperature))
     return torch.cat(parts)

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import index
 
@@ -224,6 +225,10 @@ class Engine:
         Raises:
             NumericalError: the logits are not finite; no sequence has changed.
         """
+        with _torch_threads(self.target):
+            return self._step()
+
+    def _step(self) -> list[StreamChunk]:
         self._admit()
         decoding = [s for s in self._running if s.is_prefilled]
         prefilling = [s for s in self._running if not s.is_prefilled]
@@ -392,6 +397,23 @@ class Engine:
                 f"token id {low if low < 0 else high} is outside the model's vocabulary of "
                 f"{self.target.config.vocab_size}; was the prompt made with another tokenizer?"
             )
+
+
+@contextmanager
+def _torch_threads(target: Target) -> Iterator[None]:
+    """One thread of torch beside a target that has its own.
+
+    What is left to torch then is small, and its idle threads would spin in the way of the target's.
+    """
+    num_threads = torch.get_num_threads()
+    if not target.has_own_threads or num_threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _tree_segment(sequence: ActiveSequence, tree: DraftTree) -> Segment:

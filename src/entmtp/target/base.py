@@ -132,6 +132,10 @@ class Target(Protocol):
         """Name for reports, for example ``torch-cpu``."""
 
     @property
+    def has_own_threads(self) -> bool:
+        """Whether it computes on threads of its own, so that torch's would only be in their way."""
+
+    @property
     def precision(self) -> str:
         """What products are computed in, for reports: ``float32``, ``int8`` and so on."""
 

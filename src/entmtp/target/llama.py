@@ -24,6 +24,8 @@ __all__ = ["LlamaTarget"]
 class LlamaTarget:
     """A target in torch; implements :class:`entmtp.target.base.Target`."""
 
+    has_own_threads = False
+
     def __init__(
         self,
         config: TargetConfig,

@@ -137,6 +137,7 @@ class NativeTarget:
 
     device = torch.device("cpu")
     dtype = torch.float32
+    has_own_threads = True
 
     def __init__(
         self,
