@@ -13,6 +13,14 @@ from statistics import median
 import numpy as np
 import pytest
 import torch
+from integration.exactness import (
+    RandomScheduler,
+    make_drafter,
+    outcome,
+    plain_engine,
+    random_target,
+    random_topology,
+)
 
 import entmtp
 from entmtp.check import CheckReport, run_check
@@ -26,14 +34,6 @@ from entmtp.target.llama import LlamaTarget
 from entmtp.target.weights import tensor_shapes
 from entmtp.topology import Topology
 from fakes import ByteTokenizer, tiny_config
-from integration.exactness import (
-    RandomScheduler,
-    make_drafter,
-    outcome,
-    plain_engine,
-    random_target,
-    random_topology,
-)
 
 DEVICE = "cuda"
 GRAPHS: bool | Recorder = True

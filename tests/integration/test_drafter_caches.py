@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from exactness import RandomScheduler, SpyTarget, make_drafter, random_heads, random_topology
 from torch import Tensor
 
 from entmtp.decoder.kv_cache import TorchKVCache
@@ -20,6 +19,7 @@ from entmtp.params import SamplingParams
 from entmtp.target.base import Segment
 from entmtp.target.llama import LlamaTarget
 from entmtp.topology import Topology
+from exactness import RandomScheduler, SpyTarget, make_drafter, random_heads, random_topology
 from fakes import ByteTokenizer, tiny_target
 
 VOCAB = 12  # so few that random trees often hold the right token

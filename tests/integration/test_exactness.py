@@ -6,14 +6,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from exactness import (
-    RandomScheduler,
-    make_drafter,
-    outcome,
-    plain_engine,
-    random_target,
-    random_topology,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -23,6 +15,14 @@ from entmtp.params import SamplingParams
 from entmtp.sampling import token_scores
 from entmtp.target.llama import LlamaTarget
 from entmtp.topology import Topology
+from exactness import (
+    RandomScheduler,
+    make_drafter,
+    outcome,
+    plain_engine,
+    random_target,
+    random_topology,
+)
 from fakes import ByteTokenizer
 from strategies import topologies
 

@@ -3,6 +3,12 @@
 from dataclasses import replace
 
 import pytest
+
+from entmtp.drafters.empty import EmptyDrafter
+from entmtp.engine import Engine, EngineLimits, GenerationResult, Request
+from entmtp.params import SamplingParams
+from entmtp.target.cuda_graphs import ROW_COUNTS
+from entmtp.target.llama import LlamaTarget
 from exactness import (
     NONE,
     RandomScheduler,
@@ -11,12 +17,6 @@ from exactness import (
     plain_engine,
     random_target,
 )
-
-from entmtp.drafters.empty import EmptyDrafter
-from entmtp.engine import Engine, EngineLimits, GenerationResult, Request
-from entmtp.params import SamplingParams
-from entmtp.target.cuda_graphs import ROW_COUNTS
-from entmtp.target.llama import LlamaTarget
 from fakes import ByteTokenizer
 from tape import TapeRecorder
 

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exactness import NONE, HalfRightDrafter, RandomScheduler, random_topology
 from torch import Tensor
 
 from entmtp.drafters.base import Drafter
@@ -30,6 +29,7 @@ from entmtp.scheduler import TopologyScheduler
 from entmtp.target.base import TargetConfig
 from entmtp.target.llama import LlamaTarget
 from entmtp.target.weights import iter_tensors, read_config, tensor_shapes, write_model
+from exactness import NONE, HalfRightDrafter, RandomScheduler, random_topology
 from fakes import ByteTokenizer
 
 CONFIG = TargetConfig(

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from exactness import NONE, HalfRightDrafter, RandomScheduler, SpyTarget, outcome, random_topology
 
 from entmtp.decoder.kv_cache import TorchKVCache
 from entmtp.drafters.base import Drafter
@@ -16,6 +15,7 @@ from entmtp.scheduler import FixedScheduler
 from entmtp.target.base import Segment, Target
 from entmtp.target.llama import LlamaTarget
 from entmtp.topology import Topology
+from exactness import NONE, HalfRightDrafter, RandomScheduler, SpyTarget, outcome, random_topology
 from fakes import ByteTokenizer, HopelessDrafter, PerfectDrafter, ScriptedDrafter, tiny_target
 
 WINDOW, VOCAB = 32, 128

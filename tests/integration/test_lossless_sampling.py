@@ -8,7 +8,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from exactness import NONE, outcome
 from torch import Tensor
 
 from entmtp.drafters.empty import EmptyDrafter
@@ -19,6 +18,7 @@ from entmtp.scheduler import FixedScheduler
 from entmtp.target.base import Segment
 from entmtp.topology import Topology
 from entmtp.verify import verify_exact
+from exactness import NONE, outcome
 from fakes import ByteTokenizer, ScriptedDrafter, tiny_target
 
 VOCAB, NUM_RUNS = 6, 20_000

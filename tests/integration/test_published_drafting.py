@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from exactness import NONE, RandomScheduler, outcome, random_topology
 
 import entmtp
 from entmtp.drafters.base import Drafter
@@ -18,6 +17,7 @@ from entmtp.errors import AssetError, CheckpointError
 from entmtp.loading.drafters import load_drafter
 from entmtp.params import SamplingParams
 from entmtp.topology import Topology
+from exactness import NONE, RandomScheduler, outcome, random_topology
 from fakes import ByteTokenizer
 from heads_cases import CASES, LAYOUTS, SIZES, World
 from published import Published
