@@ -107,7 +107,7 @@ def test_verify_finds_heads_that_are_drafted_wrongly(
     run: Run, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A drafter that ranks the other way round fails every node, with exit code 1."""
-    import entmtp.drafters.tree_heads as module
+    import entmtp.drafters.picking as module
 
     top_k = module.stable_top_k
     monkeypatch.setattr(module, "stable_top_k", lambda logits, k: top_k(-logits, k))

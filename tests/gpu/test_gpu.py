@@ -13,14 +13,6 @@ from statistics import median
 import numpy as np
 import pytest
 import torch
-from integration.exactness import (
-    RandomScheduler,
-    make_drafter,
-    outcome,
-    plain_engine,
-    random_target,
-    random_topology,
-)
 
 import entmtp
 from entmtp.check import CheckReport, run_check
@@ -33,6 +25,14 @@ from entmtp.target.cuda_graphs import ROW_COUNTS, Recorder
 from entmtp.target.llama import LlamaTarget
 from entmtp.target.weights import tensor_shapes
 from entmtp.topology import Topology
+from exactness import (
+    RandomScheduler,
+    make_drafter,
+    outcome,
+    plain_engine,
+    random_target,
+    random_topology,
+)
 from fakes import ByteTokenizer, tiny_config
 
 DEVICE = "cuda"
