@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,15 @@ from entmtp.target.llama import LlamaTarget
 from entmtp.target.weights import tensor_shapes
 from entmtp.tokenizer import Message
 from entmtp.topology import named_topologies
-from entmtp.train import DataConfig, HeadsRecipe, TrainConfig, TrainedHeads, train_heads
+from entmtp.train import (
+    DataConfig,
+    HeadsRecipe,
+    TrainConfig,
+    TrainedHeads,
+    TrainEvent,
+    train_heads,
+    write_answers,
+)
 from entmtp.train import data as answer_files
 from entmtp.train.batches import (
     IGNORED,
@@ -40,7 +49,8 @@ from entmtp.train.data import Answers, collect_answers, load_answers
 from entmtp.train.jobs import AnswerJob, first_jobs, second_jobs
 from entmtp.train.losses import FeatureReader, heads_loss
 from entmtp.train.prompts import Draw, draw_prompts, follow_up
-from entmtp.train.trainer import TargetTensors, train_kind
+from entmtp.train.text import TrainingText
+from entmtp.train.trainer import TargetTensors, TrainedKind, train_kind
 from entmtp.workload import PromptRecord
 from fakes import ByteTokenizer, tiny_config, tiny_target
 
@@ -63,15 +73,15 @@ class LastWordsTokenizer(ByteTokenizer):
         return self.encode(messages[-1]["content"])
 
 
-def silent(stage: str, done: int, total: int, note: str) -> None:
+def silent(event: TrainEvent) -> None:
     """Report nothing."""
 
 
-def stopping_at(last: int, *, stage: str | None = None) -> Callable[..., None]:
+def stopping_at(last: int, *, stage: str | None = None) -> Callable[[TrainEvent], None]:
     """A progress report that ends the run at some count."""
 
-    def report(name: str, done: int, total: int, note: str = "") -> None:
-        if done >= last and name == (stage or name):
+    def report(event: TrainEvent) -> None:
+        if event.done >= last and event.stage == (stage or event.stage):
             raise Stop
 
     return report
@@ -164,12 +174,8 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answer_prompts(target: LlamaTarget, folder: Path, count: int = 5) -> Answers:
     """Let a target write twelve tokens to each prompt."""
-    collect_answers(recording_engine(target), make_jobs(count), folder, "answers", silent_stage)
+    collect_answers(recording_engine(target), make_jobs(count), folder, "answers", silent)
     return load_answers(folder)
-
-
-def silent_stage(stage: str, done: int, total: int) -> None:
-    """Report nothing."""
 
 
 def write_prompts(file: Path, turns: Sequence[str]) -> Path:
@@ -185,14 +191,18 @@ def run_training(
     data: DataConfig = DATA,
     recipe: HeadsRecipe = RECIPE,
     name: str = "tiny",
-    progress: Callable[..., None] = silent,
+    progress: Callable[[TrainEvent], None] = silent,
     turns: Sequence[str] = tuple(f"number {i} of them" for i in range(8)),
+    model_seed: int = 1,
+    **config: Any,
 ) -> list[TrainedHeads]:
     """The whole of training on a tiny target."""
     file = write_prompts(folder.with_suffix(".jsonl"), turns)
-    target = tiny_target(1, tie_embeddings=False)
-    config = TrainConfig(name, data, (recipe,))
-    return train_heads(target, LastWordsTokenizer(), [file], folder, config, progress)
+    target = tiny_target(model_seed, tie_embeddings=False)
+    tokenizer = LastWordsTokenizer()
+    write_answers(target, tokenizer, [file], folder, data, progress, model_name=name)
+    settings = TrainConfig(name, (recipe,), **config)
+    return train_heads(target, folder, folder, settings, progress)
 
 
 # -- what heads see --------------------------------------------------------------------------------
@@ -273,8 +283,8 @@ def test_cold_tokens_are_not_predicted() -> None:
 def test_the_hot_vocabulary_holds_the_most_frequent_tokens() -> None:
     """By falling frequency, ties to the lower id."""
     answers = replace(make_answers(6), tokens=torch.tensor([9, 4, 9, 7, 4, 9]))
-    assert hot_vocabulary(answers, 4, VOCAB).tolist() == [0, 4, 7, 9]
-    assert len(hot_vocabulary(answers, 1000, VOCAB)) == VOCAB
+    assert hot_vocabulary(answers, [0], 4, VOCAB).tolist() == [0, 4, 7, 9]
+    assert len(hot_vocabulary(answers, [0], 1000, VOCAB)) == VOCAB
 
 
 def test_the_last_token_of_an_answer_starts_no_example() -> None:
@@ -345,26 +355,38 @@ def test_a_loss_that_is_not_finite_is_refused() -> None:
 # -- training of one kind --------------------------------------------------------------------------
 
 
-def train(
+def train_all(
     answers: Answers,
     folder: Path,
     recipe: HeadsRecipe = RECIPE,
-    progress: Callable[..., None] = silent,
+    progress: Callable[[TrainEvent], None] = silent,
     *,
     checkpoint_s: float = 60.0,
-) -> dict[str, Tensor]:
-    """Train on all answers but the first; returns the weights."""
+) -> TrainedKind:
+    """Train on all answers but the first."""
     generator = torch.Generator().manual_seed(9)
     embedding = torch.randn(VOCAB, HIDDEN, generator=generator)
     block = BlockConfig(
         hidden_size=HIDDEN, intermediate_size=16, num_heads=2, num_kv_heads=1, head_dim=4
     )
     target = TargetTensors(embedding, lambda ids: embedding[ids], block)
-    heads, accuracy = train_kind(
-        answers, [0], recipe, target, folder, progress, checkpoint_s=checkpoint_s
-    )
-    assert all(0 <= share <= 1 for top in accuracy.top for share in top)
-    return heads.state_dict()
+    text = TrainingText(answers, tuple(range(1, answers.num_sequences)), (0,))
+    made = train_kind(text, recipe, target, folder, progress, checkpoint_s=checkpoint_s)
+    assert all(0 <= share <= 1 for top in made.accuracy.top for share in top)
+    return made
+
+
+def train(
+    answers: Answers,
+    folder: Path,
+    recipe: HeadsRecipe = RECIPE,
+    progress: Callable[[TrainEvent], None] = silent,
+    *,
+    checkpoint_s: float = 60.0,
+) -> dict[str, Tensor]:
+    """The weights of heads trained on all answers but the first."""
+    made = train_all(answers, folder, recipe, progress, checkpoint_s=checkpoint_s)
+    return made.heads.state_dict()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -379,7 +401,7 @@ def test_a_run_that_was_killed_gives_the_same_weights(
     with pytest.raises(Stop):
         train(answers, tmp_path, recipe, stopping_at(num_steps), checkpoint_s=0)
     done = []
-    resumed = train(answers, tmp_path, recipe, lambda _, n, total, note: done.append(n))
+    resumed = train(answers, tmp_path, recipe, lambda event: done.append(event.done))
     assert done == list(range(num_steps, 11))
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
 
@@ -396,7 +418,7 @@ def test_modules_that_read_whole_texts_go_on_too(tmp_path: Path, kind: str, num_
     with pytest.raises(Stop):
         train(answers, tmp_path, recipe, stopping_at(num_steps), checkpoint_s=0)
     done = []
-    resumed = train(answers, tmp_path, recipe, lambda _, n, total, note: done.append(n))
+    resumed = train(answers, tmp_path, recipe, lambda event: done.append(event.done))
     assert done == list(range(num_steps, 5))
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
 
@@ -414,11 +436,9 @@ def test_training_moves_the_weights_and_lowers_the_loss(tmp_path: Path) -> None:
     states = torch.eye(HIDDEN)[:4].repeat(6, 1).to(torch.float16)
     offsets = torch.tensor([0, 8, 16, 24])
     answers = Answers(torch.arange(24) % 4, states, offsets, offsets[:-1], torch.arange(3))
-    notes: list[str] = []
-    train(
-        answers, tmp_path, replace(RECIPE, epochs=20), lambda _, n, total, note: notes.append(note)
-    )
-    losses = [float(note.removeprefix("loss ")) for note in notes if note]
+    events: list[TrainEvent] = []
+    train(answers, tmp_path, replace(RECIPE, epochs=20), events.append)
+    losses = [event.loss for event in events if event.loss is not None]
     assert losses[-1] < losses[0]
 
 
@@ -525,14 +545,14 @@ def test_answers_that_were_interrupted_go_on_with_the_same_shards(tmp_path: Path
     (tmp_path / "whole").mkdir()
     engines = [recording_engine(target, batch_size=1) for _ in range(3)]
     jobs = make_jobs(7, temperature=0.9)
-    assert collect_answers(engines[0], jobs, tmp_path / "whole", "answers", silent_stage)
+    assert collect_answers(engines[0], jobs, tmp_path / "whole", "answers", silent)
     (tmp_path / "part").mkdir()
     arguments = (jobs, tmp_path / "part", "answers")
     with pytest.raises(Stop):
         collect_answers(engines[1], *arguments, stopping_at(5))
     kept = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "part").iterdir()}
     counts: list[int] = []
-    collect_answers(engines[2], *arguments, lambda _, n, total: counts.append(n))
+    collect_answers(engines[2], *arguments, lambda event: counts.append(event.done))
     assert len(kept) == 2
     assert counts[0] == 4
     for file in (tmp_path / "whole").iterdir():
@@ -676,7 +696,7 @@ def test_a_run_leaves_heads_and_a_report(tmp_path: Path) -> None:
 def test_answers_that_leave_none_to_train_on_are_refused(tmp_path: Path) -> None:
     """Where all would be held out, or the time for answers was over before the first group."""
     with pytest.raises(TrainingError, match="leave none to train on"):
-        run_training(tmp_path / "held", data=replace(DATA, held_out=0.95))
+        run_training(tmp_path / "held", held_out=0.95)
     with pytest.raises(TrainingError, match="no answers to train on"):
         run_training(tmp_path / "hasty", data=replace(DATA, answer_minutes=1e-9))
 
@@ -694,7 +714,7 @@ def test_answers_stay_once_training_has_begun(tmp_path: Path) -> None:
     run_training(folder)
     for file in (folder / "answers").iterdir():
         file.unlink()
-    with pytest.raises(TrainingError, match="no answers to train on"):
+    with pytest.raises(TrainingError, match=r"answers-00000\.safetensors: missing"):
         run_training(folder)
 
 
@@ -764,7 +784,6 @@ def test_heads_that_cannot_be_stored_are_reported(tmp_path: Path) -> None:
         (DataConfig, {"max_new_tokens": 1}),
         (DataConfig, {"temperature": float("nan")}),
         (DataConfig, {"temperature": float("inf")}),
-        (DataConfig, {"held_out": 1.0}),
         (DataConfig, {"batch_size": 0}),
         (DataConfig, {"seed": -1}),
         (HeadsRecipe, {"kind": "eagle"}),
@@ -774,16 +793,20 @@ def test_heads_that_cannot_be_stored_are_reported(tmp_path: Path) -> None:
         (HeadsRecipe, {"learning_rate": float("nan")}),
         (HeadsRecipe, {"learning_rate": float("inf")}),
         (HeadsRecipe, {"seed": 2**63}),
+        (HeadsRecipe, {"measurements": 0}),
+        (TrainConfig, {"held_out": 1.0}),
+        (TrainConfig, {"train_tokens": 1}),
+        (TrainConfig, {"checkpoint_s": -1.0}),
     ],
     ids=str,
 )
 def test_settings_that_cannot_work_are_refused(
-    config: type[DataConfig | HeadsRecipe], values: dict[str, object]
+    config: type[DataConfig | HeadsRecipe | TrainConfig], values: dict[str, Any]
 ) -> None:
     """Before anything is written: the message names the setting and its value."""
     name, value = next(iter(values.items()))
     with pytest.raises(InputError, match=f"{name} is {value}; it must be"):
-        config(**values)  # type: ignore[arg-type]
+        TrainConfig("tiny", (), **values) if config is TrainConfig else config(**values)
 
 
 # -- heads that learnt something -------------------------------------------------------------------
@@ -815,9 +838,10 @@ def test_heads_learn_a_toy_text_and_speed_up_real_decoding(tmp_path: Path, kind:
     target, tokenizer = cyclic_target(), LastWordsTokenizer()
     prompts = write_prompts(tmp_path / "p.jsonl", [chr(i) * 2 for i in range(65, 85)])
     recipe = HeadsRecipe(kind, NUM_HEADS, 1, 64, epochs=30, batch_size=64, learning_rate=0.03)
-    data = DataConfig(num_prompts=20, max_new_tokens=16, batch_size=20, held_out=0.1)
-    config = TrainConfig("cycle", data, (recipe,))
-    trained = train_heads(target, tokenizer, [prompts], tmp_path / "out", config, silent)[0]
+    data = DataConfig(num_prompts=20, max_new_tokens=16, batch_size=20)
+    config, folder = TrainConfig("cycle", (recipe,), held_out=0.1), tmp_path / "out"
+    write_answers(target, tokenizer, [prompts], folder, data, silent, model_name="cycle")
+    trained = train_heads(target, folder, folder, config, silent)[0]
     heads = load_heads(trained.file, hidden_size=32, vocab_size=257, target="cycle")
     heads.attach_output(target.output_rows(heads.hot_ids))
     tree = named_topologies()["chain4"].truncate(NUM_HEADS)

@@ -1,28 +1,15 @@
-"""Pictures of what was measured; matplotlib is imported only here (extra ``bench``)."""
+"""Pictures of what was measured on traces."""
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from entmtp.calibrate.evaluate import TaskScore
-from entmtp.errors import InputError
+from entmtp.plotting import new_figure, save_figure
 
-__all__ = ["plot_scores", "require_matplotlib"]
+__all__ = ["plot_scores"]
 
 _MARKERS = "osD^vP*X"
-
-
-def require_matplotlib() -> None:
-    """Fail early where no picture could be drawn.
-
-    Raises:
-        InputError: matplotlib is not installed.
-    """
-    if find_spec("matplotlib") is None:
-        raise InputError(
-            "plots need matplotlib: pip install 'entmtp[bench]', or leave out --report"
-        )
 
 
 def plot_scores(tasks: Mapping[str, TaskScore], folder: Path) -> list[Path]:
@@ -37,20 +24,13 @@ def plot_scores(tasks: Mapping[str, TaskScore], folder: Path) -> list[Path]:
 
 
 def _plot(file: Path, draw: Any, tasks: Mapping[str, TaskScore]) -> Path:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(6.4, 4.2)
     axes = figure.subplots()
     for index, (task, score) in enumerate(tasks.items()):
         draw(axes, task, score, {"marker": _MARKERS[index % len(_MARKERS)], "color": f"C{index}"})
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    try:
-        figure.savefig(file, dpi=120)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be written ({error})") from error
+    save_figure(figure, file)
     return file
 
 

@@ -5,19 +5,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import torch
-
 from entmtp.calibrate.collect import Progress, TracePrompt, TraceSettings, collect_trace
 from entmtp.calibrate.trace import Trace, TraceFacts
 from entmtp.engine import Engine
 from entmtp.errors import InputError, TraceError
-from entmtp.target.base import Segment, Target
+from entmtp.target.digest import model_digest
 from entmtp.workload import PromptRecord
 
-__all__ = ["encode_records", "model_digest", "trace_facts", "trace_file_name", "trace_prompts"]
-
-_SAMPLED_ROWS = 64
+__all__ = ["encode_records", "trace_facts", "trace_file_name", "trace_prompts"]
 
 
 def encode_records(engine: Engine, records: Sequence[PromptRecord]) -> list[TracePrompt]:
@@ -114,22 +109,6 @@ def trace_file_name(facts: TraceFacts) -> str:
     """A name that differs where the facts do."""
     digest = hashlib.sha256(facts.to_json().encode()).hexdigest()[:16]
     return f"{facts.drafter}-{digest}.trace"
-
-
-def model_digest(target: Target) -> str:
-    """First 16 hex digits of the SHA-256 of a target's sizes, of the first rows of its ends, and of
-    what it makes of a fixed text: other weights in between change some of its best tokens.
-    """
-    rows = torch.arange(min(_SAMPLED_ROWS, target.config.vocab_size))
-    digest = hashlib.sha256(repr(target.config).encode())
-    for matrix in (target.embedding()[: len(rows)], target.output_rows(rows)):
-        digest.update(matrix.to("cpu", torch.float32).contiguous().numpy().tobytes())
-    size = min(_SAMPLED_ROWS, target.config.context_window)
-    tokens = torch.arange(size) * 7919 % target.config.vocab_size
-    segment = Segment(target.new_cache(size), tokens, np.arange(size, dtype=np.int64))
-    best = target.forward([segment]).logits[0].argmax(dim=-1)
-    digest.update(best.to("cpu", torch.int64).numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _prompts_digest(prompts: Sequence[TracePrompt]) -> str:

@@ -11,6 +11,7 @@ import click
 from entmtp.commands.provenance import machine_facts
 from entmtp.commands.trace import show_progress
 from entmtp.errors import InputError
+from entmtp.plotting import make_report_folder
 
 if TYPE_CHECKING:
     from entmtp.calibrate.evaluate import TaskScore
@@ -47,16 +48,12 @@ def evaluate_drafter(
     from entmtp.calibrate.collect import TraceSettings
     from entmtp.calibrate.evaluate import BUDGETS, evaluate_heads
     from entmtp.calibrate.grow import GrowParams
-    from entmtp.calibrate.plots import plot_scores, require_matplotlib
+    from entmtp.calibrate.plots import plot_scores
     from entmtp.calibrate.session import trace_prompts
     from entmtp.loading.catalog import home
 
     if report is not None:
-        require_matplotlib()
-        try:
-            report.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"report {report}: cannot be written ({error})") from error
+        make_report_folder(report)
     _check_tasks(records)
     trace = trace_prompts(
         engine,

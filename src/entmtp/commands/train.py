@@ -1,13 +1,14 @@
 """``entmtp train``: heads for a model, on text that it writes itself."""
 
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from entmtp.commands.train_table import TrainTable
+from entmtp.plotting import make_report_folder
 from entmtp.workload import read_prompts
 
 if TYPE_CHECKING:
@@ -47,8 +48,14 @@ _RECIPE_OPTIONS = (
     "prompt_files",
     type=click.Path(path_type=Path),
     multiple=True,
-    required=True,
     help="A file of prompts; repeatable. Any format that 'check' reads.",
+)
+@click.option(
+    "--answers",
+    "source",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Instead of prompts: the output folder of another run, whose answers are read.",
 )
 @click.option(
     "--out",
@@ -88,6 +95,12 @@ _RECIPE_OPTIONS = (
 )
 @click.option("--long-new-tokens", type=int, default=None, help="Of these.  [default: 1024]")
 @click.option("--answers-only", is_flag=True, help="Write the answers, train nothing yet.")
+@click.option(
+    "--train-tokens",
+    type=int,
+    default=None,
+    help="Train on whole answers of at most so many tokens together.  [default: all]",
+)
 @click.option("--batch-size", type=int, default=None, help="Answers at once.  [default: 64]")
 @click.option(
     "--answer-minutes",
@@ -113,44 +126,83 @@ _RECIPE_OPTIONS = (
 )
 @click.option("--learning-rate", type=float, default=None, help="Peak.  [default: 0.001]")
 @click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder for a plot of accuracy over time (extra bench).",
+)
 @click.option("--quantize", is_flag=True, help="Store the heads as int8.")
 @click.option("--threads", type=int, default=None, help="CPU threads of torch.")
 @click.option("--dtype", default="auto", show_default=True, help="Of the model.")
 def train(
-    model: str, prompt_files: tuple[Path, ...], folder: Path, kinds: str, **options: Any
+    model: str,
+    prompt_files: tuple[Path, ...],
+    source: Path | None,
+    folder: Path,
+    kinds: str,
+    **options: Any,
 ) -> None:
     """Train heads on the model's own answers: medusa, hydra, hydra++ or mtp."""
+    _check_usage(prompt_files, source, options)
     from entmtp.loading.assets import resolve_model, tokenizer_folder
     from entmtp.loading.loader import load_target, set_threads
     from entmtp.loading.tokenizers import load_tokenizer
-    from entmtp.train import DataConfig, HeadsRecipe, TrainConfig, train_heads
+    from entmtp.train import DataConfig, HeadsRecipe, TrainConfig, train_heads, write_answers
 
-    data = _changed(
-        DataConfig(seed=options["seed"]),
-        options,
-        _DATA_OPTIONS,
-    )
+    data = _changed(DataConfig(seed=options["seed"]), options, _DATA_OPTIONS)
     recipes = tuple(
         _changed(HeadsRecipe(kind=kind.strip(), seed=options["seed"]), options, _RECIPE_OPTIONS)
         for kind in kinds.split(",")
-        if not options["answers_only"]
     )
-    excluded = options["excluded"]
-    for file in (*prompt_files, *excluded):
+    name, report = Path(model).name, options["report"]
+    config = TrainConfig(name, recipes, options["quantize"], train_tokens=options["train_tokens"])
+    for file in (*prompt_files, *options["excluded"]):
         read_prompts(file, limit=1)  # a wrong name should not have to wait for the model
+    if report is not None:
+        make_report_folder(report)
     if options["threads"] is not None:
         set_threads(options["threads"])
     path = resolve_model(model)
     tokenizer = load_tokenizer(tokenizer_folder(path))
     target = load_target(path, dtype=options["dtype"])
-    config = TrainConfig(Path(model).name, data, recipes, options["quantize"])
-    trained = train_heads(
-        target, tokenizer, prompt_files, folder, config, _Progress(), exclude=excluded
-    )
-    if options["answers_only"]:
-        click.echo(f"{folder / 'answers'}: written")
-    for heads in trained:
-        _print_accuracy(heads)
+    with TrainTable(is_terminal=sys.stderr.isatty()) as table:
+        if source is None:
+            write_answers(
+                target,
+                tokenizer,
+                prompt_files,
+                folder,
+                data,
+                table,
+                model_name=name,
+                exclude=options["excluded"],
+            )
+        if options["answers_only"]:
+            click.echo(f"{folder / 'answers'}: written")
+            return
+        trained = train_heads(target, source or folder, folder, config, table)
+    _print_results(trained, report)
+
+
+def _check_usage(
+    prompt_files: tuple[Path, ...], source: Path | None, options: dict[str, Any]
+) -> None:
+    """Refuse options that say nothing, or contradict one another."""
+    if source is None and not prompt_files:
+        raise click.UsageError("Missing option '--prompts', or '--answers'.")
+    flags = {p.name: p.opts[0] for p in click.get_current_context().command.params}
+    given = [flags[name] for name in _DATA_OPTIONS if options[name] is not None]
+    given += ["--exclude"] if options["excluded"] else []
+    given += ["--prompts"] if prompt_files else []
+    given += ["--answers-only"] if options["answers_only"] else []
+    if source is not None and given:
+        raise click.UsageError(
+            f"{given[0]} is about answers that are written; with --answers they are read."
+        )
+    for name in ("train_tokens", "report"):
+        if options["answers_only"] and options[name] is not None:
+            raise click.UsageError(f"{flags[name]} is about training; leave out --answers-only.")
 
 
 def _changed(config: Any, options: dict[str, Any], names: tuple[str, ...]) -> Any:
@@ -158,31 +210,17 @@ def _changed(config: Any, options: dict[str, Any], names: tuple[str, ...]) -> An
     return replace(config, **{n: options[n] for n in names if options[n] is not None})
 
 
-def _print_accuracy(heads: "TrainedHeads") -> None:
-    click.echo(f"{heads.kind}: {heads.file}")
-    click.echo(f"{'head':>8}{'top-1':>8}{'top-2':>8}{'top-4':>8}{'top-8':>8}{'positions':>12}")
-    pairs = zip(heads.accuracy.top, heads.accuracy.num_positions, strict=True)
-    for index, (top, count) in enumerate(pairs, start=1):
-        shares = "".join(f"{share:8.3f}" for share in top)
-        click.echo(f"{index:8d}{shares}{count:12d}")
+def _print_results(trained: "list[TrainedHeads]", report: Path | None) -> None:
+    """A table of accuracies for each kind; then the plot, where one is wanted."""
+    for heads in trained:
+        click.echo(f"{heads.kind}: {heads.file}")
+        click.echo(f"{'head':>8}{'top-1':>8}{'top-2':>8}{'top-4':>8}{'top-8':>8}{'positions':>12}")
+        pairs = zip(heads.accuracy.top, heads.accuracy.num_positions, strict=True)
+        for index, (top, count) in enumerate(pairs, start=1):
+            shares = "".join(f"{share:8.3f}" for share in top)
+            click.echo(f"{index:8d}{shares}{count:12d}")
+    if report is not None:
+        from entmtp.train.plots import plot_history
 
-
-class _Progress:
-    """A line now and then: stage, share done, time left."""
-
-    def __init__(self) -> None:
-        self._stage, self._started, self._first = "", 0.0, 0
-        self._printed = 0.0
-        self._interval = 2.0 if sys.stderr.isatty() else 20.0
-
-    def __call__(self, stage: str, done: int, total: int, note: str) -> None:
-        now = time.monotonic()
-        if stage != self._stage:
-            self._stage, self._started, self._first, self._printed = stage, now, done, 0.0
-        if now - self._printed < self._interval and done < total:
-            return
-        self._printed = now
-        made = done - self._first
-        left = (now - self._started) / made * (total - done) if made > 0 else 0.0
-        eta = f", {left / 60:.1f} min left" if 0 < done < total and made > 0 else ""
-        click.echo(f"{stage}: {done}/{total}{eta} {note}", err=True)
+        file = plot_history({heads.kind: heads.history for heads in trained}, report)
+        click.echo(f"plot: {file}")

@@ -1,6 +1,15 @@
 """Training of draft heads on text that the target itself wrote (self-distillation)."""
 
-from entmtp.train.config import DataConfig, HeadsRecipe
-from entmtp.train.run import TrainConfig, TrainedHeads, train_heads
+from entmtp.train.config import DataConfig, HeadsRecipe, TrainConfig
+from entmtp.train.progress import TrainEvent
+from entmtp.train.run import TrainedHeads, train_heads, write_answers
 
-__all__ = ["DataConfig", "HeadsRecipe", "TrainConfig", "TrainedHeads", "train_heads"]
+__all__ = [
+    "DataConfig",
+    "HeadsRecipe",
+    "TrainConfig",
+    "TrainEvent",
+    "TrainedHeads",
+    "train_heads",
+    "write_answers",
+]

@@ -47,12 +47,14 @@ class Batch:
     text: SequenceRows | None = None
 
 
-def hot_vocabulary(answers: Answers, size: int, vocab_size: int) -> Tensor:
-    """The most frequent tokens of the answers, ties to the lower id; int64 ``(size,)``, ascending.
+def hot_vocabulary(
+    answers: Answers, sequences: Sequence[int], size: int, vocab_size: int
+) -> Tensor:
+    """The most frequent tokens of some answers, ties to the lower id; int64 ``(size,)``, ascending.
 
     As the ids ascend, equal scores of a head rank by token id.
     """
-    counts = torch.bincount(answers.answer_tokens(), minlength=vocab_size)
+    counts = torch.bincount(answers.answer_tokens(sequences), minlength=vocab_size)
     order = torch.sort(counts, descending=True, stable=True).indices
     return order[: min(size, vocab_size)].sort().values
 

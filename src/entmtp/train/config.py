@@ -7,7 +7,7 @@ from entmtp.drafters.heads import KINDS
 from entmtp.errors import InputError
 from entmtp.params import MAX_SEED
 
-__all__ = ["DataConfig", "HeadsRecipe"]
+__all__ = ["DataConfig", "HeadsRecipe", "TrainConfig"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,6 @@ class DataConfig:
         num_prompts: first turns answered, drawn as evenly over tasks as their numbers allow.
         max_new_tokens: longest answer, but for the long ones.
         temperature: of the answers; 0 is greedy, as heads are mostly used.
-        held_out: share of answers that are never trained on.
         seed: of the draw of prompts and, above temperature 0, of the answers.
         samples: most answers to one prompt, where a task has too few; all but the first are
             sampled.
@@ -34,7 +33,6 @@ class DataConfig:
     num_prompts: int = 1600
     max_new_tokens: int = 160
     temperature: float = 0.0
-    held_out: float = 0.05
     seed: int = 0
     samples: int = 1
     sample_temperature: float = 0.8
@@ -50,7 +48,6 @@ class DataConfig:
         _require(self.max_new_tokens >= 2, "max_new_tokens", self.max_new_tokens, "at least 2")
         is_usable = 0 <= self.temperature < math.inf
         _require(is_usable, "temperature", self.temperature, "0 or more, and finite")
-        _require(0 < self.held_out < 1, "held_out", self.held_out, "between 0 and 1")
         _require(self.samples >= 1, "samples", self.samples, "at least 1")
         is_usable = 0 < self.sample_temperature < math.inf
         limits = "above 0, and finite"
@@ -83,6 +80,8 @@ class HeadsRecipe:
             its tokens.
         is_tied: the blocks of a head, but for the conditioned one, are one and the same.
         sequences_a_step: instead of ``batch_size``, for modules that attend to the text.
+        measurements: how often the accuracy on some held-out answers is measured on the way, the
+            end included; the untrained heads are measured besides.
         seed: of the order of positions.
     """
 
@@ -98,6 +97,7 @@ class HeadsRecipe:
     kl: float = 0.0
     is_tied: bool = False
     sequences_a_step: int = 4
+    measurements: int = 20
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -109,6 +109,34 @@ class HeadsRecipe:
             if name not in ("kind", "kl", "is_tied", "seed"):
                 _require(0 < value < math.inf, name, value, "above 0, and finite")
         _require_seed(self.seed)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """What is made of a folder of answers.
+
+    Attributes:
+        model_name: of the target; heads carry it.
+        recipes: the sets of heads to train, in order.
+        quantize: store the heads as int8.
+        held_out: share of prompts whose answers are never trained on.
+        train_tokens: train on whole answers of at most so many tokens together; ``None``: on all.
+        checkpoint_s: seconds from one checkpoint to the next.
+    """
+
+    model_name: str
+    recipes: tuple[HeadsRecipe, ...]
+    quantize: bool = False
+    held_out: float = 0.05
+    train_tokens: int | None = None
+    checkpoint_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Refuse settings from which nothing can be learnt."""
+        _require(0 < self.held_out < 1, "held_out", self.held_out, "between 0 and 1")
+        if self.train_tokens is not None:
+            _require(self.train_tokens >= 2, "train_tokens", self.train_tokens, "at least 2")
+        _require(self.checkpoint_s >= 0, "checkpoint_s", self.checkpoint_s, "0 or more")
 
 
 def _require_seed(seed: int) -> None:

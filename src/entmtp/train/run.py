@@ -1,17 +1,14 @@
-"""The whole of ``entmtp train``: answers, then one set of heads after another."""
+"""The two parts of ``entmtp train``: answers, then one set of heads after another."""
 
-import hashlib
 import json
 import math
-import os
-import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from entmtp.decoder.config import BlockConfig
@@ -21,32 +18,22 @@ from entmtp.engine import Engine, EngineLimits
 from entmtp.errors import TrainingError
 from entmtp.scheduler import FixedScheduler
 from entmtp.target.base import Target
+from entmtp.target.digest import model_digest
 from entmtp.tokenizer import Tokenizer
-from entmtp.train.config import DataConfig, HeadsRecipe
-from entmtp.train.data import Answers, answers_by_job, collect_answers, load_answers
+from entmtp.train.accuracy import Accuracy, Measurement
+from entmtp.train.config import DataConfig, HeadsRecipe, TrainConfig
+from entmtp.train.data import answers_by_job, collect_answers
+from entmtp.train.files import open_folder, write_text
 from entmtp.train.jobs import AnswerJob, first_jobs, second_jobs
-from entmtp.train.trainer import Accuracy, TargetTensors, train_kind
+from entmtp.train.progress import Progress
+from entmtp.train.settings import check_states, claim_answers, read_settings
+from entmtp.train.text import TEXT_FILE, TrainingText, open_text
+from entmtp.train.trainer import TargetTensors, train_kind
 
-__all__ = ["TrainConfig", "TrainedHeads", "train_heads"]
+__all__ = ["TrainedHeads", "train_heads", "write_answers"]
 
-Progress = Callable[[str, int, int, str], None]
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """Settings of a run.
-
-    Attributes:
-        model_name: of the target; heads carry it.
-        data: what the target writes.
-        recipes: the sets of heads to train, in order.
-        quantize: store the heads as int8.
-    """
-
-    model_name: str
-    data: DataConfig
-    recipes: tuple[HeadsRecipe, ...]
-    quantize: bool = False
+_SCHEMA = 2
+"""Of ``report.json``."""
 
 
 @dataclass(frozen=True)
@@ -57,70 +44,107 @@ class TrainedHeads:
         kind: of modules.
         file: its safetensors file.
         accuracy: on held-out answers.
+        history: accuracy on some of them, on the way.
     """
 
     kind: str
     file: Path
     accuracy: Accuracy
+    history: tuple[Measurement, ...]
 
 
-def train_heads(  # noqa: PLR0913 - the last is keyword-only
+def write_answers(  # noqa: PLR0913 - the last two are keyword-only
     target: Target,
     tokenizer: Tokenizer,
     prompt_files: Sequence[Path],
     folder: Path,
-    config: TrainConfig,
+    config: DataConfig,
     progress: Progress,
     *,
+    model_name: str,
     exclude: Sequence[Path] = (),
-) -> list[TrainedHeads]:
-    """Write answers, train heads, measure them; goes on where an earlier run in ``folder`` ended.
+) -> None:
+    """Let the target answer prompts; goes on where an earlier run in ``folder`` ended.
 
-    Writes ``answers/``, checkpoints, ``<kind>.safetensors`` and ``report.json`` into ``folder``.
+    Writes ``settings.json`` and ``answers/``. Nothing is added once heads are trained in the same
+    folder.
+
+    Args:
+        target: that answers.
+        tokenizer: with a chat template.
+        prompt_files: of any format that :mod:`entmtp.workload` reads.
+        folder: for the answers.
+        config: how many, and how.
+        progress: told what is done.
+        model_name: of the target.
+        exclude: files of prompts that must not be answered.
 
     Raises:
-        TrainingError: the folder belongs to a run with other settings or cannot be written to, or
-            the data is too thin.
+        TrainingError: the folder belongs to a run with other settings or another model, or cannot
+            be written to, or there are too few prompts.
         InputError: a prompt file cannot be read.
     """
     window = target.config.context_window
-    jobs = first_jobs(prompt_files, exclude, tokenizer, window, config.data)
-    try:
-        return _train(target, tokenizer, jobs, folder, config, progress)
-    except (OSError, SafetensorError) as error:
-        raise TrainingError(
-            f"{folder}: cannot store the run there ({error}); free some space or use another "
-            "output folder, and run again"
-        ) from error
+    jobs = first_jobs(prompt_files, exclude, tokenizer, window, config)
+    with open_folder(folder):
+        (folder / "answers").mkdir(exist_ok=True)
+        claim_answers(folder, target, model_name, jobs, config)
+        if not (folder / TEXT_FILE).exists():
+            _write(target, tokenizer, jobs, config, folder / "answers", progress)
 
 
-def _train(
-    target: Target,
-    tokenizer: Tokenizer,
-    jobs: Sequence[AnswerJob],
+def train_heads(
+    target: Target, source: Path, folder: Path, config: TrainConfig, progress: Progress
+) -> list[TrainedHeads]:
+    """Train heads on answers, measure them; goes on where an earlier run in ``folder`` ended.
+
+    Writes ``text.json``, checkpoints, ``<kind>.safetensors`` and ``report.json``.
+
+    Args:
+        target: that wrote the answers.
+        source: folder that :func:`write_answers` wrote; read only, unless it is ``folder`` too.
+        folder: for the heads.
+        config: which heads, and on how much text.
+        progress: told what is done.
+
+    Raises:
+        TrainingError: the answers are another model's, the folder belongs to a run with other
+            settings or cannot be written to, or there is too little text.
+    """
+    settings = read_settings(source)
+    with open_folder(folder):
+        if source.resolve() != folder.resolve() and (folder / "answers").exists():
+            raise TrainingError(
+                f"{folder}: this folder has answers of its own, so heads of those in {source} "
+                "would be mixed up with theirs; use another output folder"
+            )
+        check_states(source, target)
+        digest = model_digest(target)
+        text = open_text(source / "answers", folder / TEXT_FILE, settings["seed"], config, digest)
+        tensors = TargetTensors(
+            target.embedding().cpu().float(), lambda ids: _rows(target, ids), _block_of(target)
+        )
+        trained = [
+            _train_one(text, recipe, tensors, folder, config, progress) for recipe in config.recipes
+        ]
+        report = _report(text, config, trained, settings, digest)
+        write_text(folder / "report.json", json.dumps(report, indent=1))
+    return trained
+
+
+def _train_one(
+    text: TrainingText,
+    recipe: HeadsRecipe,
+    tensors: TargetTensors,
     folder: Path,
     config: TrainConfig,
     progress: Progress,
-) -> list[TrainedHeads]:
-    answers_folder = folder / "answers"
-    answers_folder.mkdir(parents=True, exist_ok=True)
-    _check_settings(folder / "settings.json", config.model_name, jobs, config.data)
-    if not any(folder.glob("*.checkpoint.pt")):  # once training has begun, its text stays
-        _write_answers(target, tokenizer, jobs, config.data, answers_folder, progress)
-    answers = load_answers(answers_folder)
-    held_out = _hold_out(answers, config.data)
-    tensors = TargetTensors(
-        target.embedding().cpu().float(), lambda ids: _rows(target, ids), _block_of(target)
-    )
-    trained = []
-    for recipe in config.recipes:
-        heads, accuracy = train_kind(answers, held_out, recipe, tensors, folder, progress)
-        file = folder / f"{recipe.kind}.safetensors"
-        save_heads(heads, file, config.model_name, quantize=config.quantize)
-        trained.append(TrainedHeads(recipe.kind, file, accuracy))
-    if trained:
-        _write_report(folder / "report.json", answers, config, trained)
-    return trained
+) -> TrainedHeads:
+    """Train, measure and store one set of heads."""
+    made = train_kind(text, recipe, tensors, folder, progress, checkpoint_s=config.checkpoint_s)
+    file = folder / f"{recipe.kind}.safetensors"
+    save_heads(made.heads, file, config.model_name, quantize=config.quantize)
+    return TrainedHeads(recipe.kind, file, made.accuracy, made.history)
 
 
 def _rows(target: Target, ids: Tensor) -> Tensor:
@@ -133,32 +157,7 @@ def _block_of(target: Target) -> BlockConfig:
     return BlockConfig(**{name: getattr(target.config, name) for name in names})
 
 
-def _check_settings(
-    file: Path, model_name: str, jobs: Sequence[AnswerJob], config: DataConfig
-) -> None:
-    """Refuse to mix the answers of two different runs in one folder."""
-    prompts = json.dumps([job.prompt for job in jobs])
-    digest = hashlib.sha256(prompts.encode()).hexdigest()[:16]
-    settings = {"model": model_name, "prompts": digest, **asdict(config)}
-    for free in ("held_out", "batch_size", "answer_minutes"):  # change nothing in the answers
-        del settings[free]
-    if file.exists():
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise TrainingError(
-                f"{file}: damaged ({error}); use another output folder, or delete this one"
-            ) from error
-        if found != settings:
-            raise TrainingError(
-                f"{file}: this folder holds a run with other prompts or settings; use another "
-                "output folder, or delete this one"
-            )
-        return
-    _write_text(file, json.dumps(settings, indent=1))
-
-
-def _write_answers(
+def _write(
     target: Target,
     tokenizer: Tokenizer,
     jobs: Sequence[AnswerJob],
@@ -174,54 +173,43 @@ def _write_answers(
         tokenizer,
         EngineLimits(max_batch_size=config.batch_size),
     )
-
-    def report(stage: str, done: int, total: int) -> None:
-        progress(stage, done, total, "")
-
     deadline = time.monotonic() + (config.answer_minutes * 60 or math.inf)
-    is_whole = collect_answers(engine, jobs, folder, "answers", report, deadline=deadline)
+    is_whole = collect_answers(engine, jobs, folder, "answers", progress, deadline=deadline)
     if not is_whole or not config.follow_ups:
         return
     answers = answers_by_job(folder, "answers", len(jobs))
     further = second_jobs(jobs, answers, tokenizer, target.config.context_window, config)
-    collect_answers(engine, further, folder, "follow-ups", report, deadline=deadline)
+    collect_answers(engine, further, folder, "follow-ups", progress, deadline=deadline)
 
 
-def _hold_out(answers: Answers, config: DataConfig) -> list[int]:
-    """Sequences of whole groups, so that no prompt is on both sides."""
-    groups = sorted(set(answers.groups.tolist()))
-    num_held = max(1, round(len(groups) * config.held_out))
-    if num_held >= len(groups):
-        raise TrainingError(
-            f"answers to {len(groups)} prompts leave none to train on; ask for more prompts"
-        )
-    held = set(random.Random(config.seed).sample(groups, num_held))
-    return [s for s, group in enumerate(answers.groups.tolist()) if group in held]
-
-
-def _write_report(
-    file: Path,
-    answers: Answers,
+def _report(
+    text: TrainingText,
     config: TrainConfig,
     trained: Sequence[TrainedHeads],
-) -> None:
-    report = {
-        "schema": 1,
+    settings: dict[str, Any],
+    digest: str,
+) -> dict[str, Any]:
+    answers = text.answers
+    return {
+        "schema": _SCHEMA,
         "model": config.model_name,
+        "model_digest": digest,
+        "text_digest": text.digest,
         "num_answers": answers.num_sequences,
         "num_tokens": answers.num_answer_tokens,
         "num_prompt_tokens": len(answers.tokens) - answers.num_answer_tokens,
-        "data": asdict(config.data),
+        "num_train_tokens": text.num_trained_tokens,
+        "train_tokens": config.train_tokens,
+        "held_out": config.held_out,
+        "data": settings,
         "quantized": config.quantize,
         "heads": [
-            {**asdict(recipe), "file": heads.file.name, "held_out": asdict(heads.accuracy)}
+            {
+                **asdict(recipe),
+                "file": heads.file.name,
+                "held_out": asdict(heads.accuracy),
+                "history": [measurement.as_dict() for measurement in heads.history],
+            }
             for recipe, heads in zip(config.recipes, trained, strict=True)
         ],
     }
-    _write_text(file, json.dumps(report, indent=1))
-
-
-def _write_text(file: Path, text: str) -> None:
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    temporary.write_text(text + "\n", encoding="utf-8")
-    os.replace(temporary, file)

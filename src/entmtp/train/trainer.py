@@ -1,9 +1,9 @@
-"""Training of one set of heads: loss, optimiser, checkpoints, accuracy."""
+"""Training of one set of heads: loss, optimiser, checkpoints."""
 
+import io
 import math
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,14 +13,21 @@ from torch import Tensor
 from entmtp.decoder.config import BlockConfig
 from entmtp.drafters.heads import Heads, HeadsConfig, build_heads
 from entmtp.errors import TrainingError
+from entmtp.train.accuracy import (
+    Accuracy,
+    Measurement,
+    measure_accuracy,
+    measured_sequences,
+    measured_steps,
+)
 from entmtp.train.batches import IGNORED, Batch, ExampleMaker, hot_vocabulary, iter_batches
 from entmtp.train.config import HeadsRecipe
-from entmtp.train.data import Answers
-from entmtp.train.losses import TOPS, FeatureReader, count_hits, heads_loss, reads_text
+from entmtp.train.files import replacing
+from entmtp.train.losses import FeatureReader, heads_loss, reads_text
+from entmtp.train.progress import Progress, TrainEvent
+from entmtp.train.text import TrainingText
 
-__all__ = ["Accuracy", "TargetTensors", "measure_accuracy", "train_kind"]
-
-Progress = Callable[[str, int, int, str], None]
+__all__ = ["TargetTensors", "TrainedKind", "train_kind"]
 
 
 @dataclass(frozen=True)
@@ -39,81 +46,70 @@ class TargetTensors:
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """Share of held-out positions whose true token is among a head's best k, given the true path.
+class TrainedKind:
+    """One set of heads at the end of its training.
 
     Attributes:
-        num_positions: per head.
-        top: per head, the shares for k = 1, 2, 4, 8.
+        heads: with their output matrix.
+        accuracy: on all that was held out.
+        history: accuracy on some of it, on the way.
     """
 
-    num_positions: tuple[int, ...]
-    top: tuple[tuple[float, ...], ...]
+    heads: Heads
+    accuracy: Accuracy
+    history: tuple[Measurement, ...]
 
 
-def train_kind(  # noqa: PLR0913 - the last is keyword-only
-    answers: Answers,
-    held_out: list[int],
+def train_kind(
+    text: TrainingText,
     recipe: HeadsRecipe,
     target: TargetTensors,
     folder: Path,
     progress: Progress,
     *,
     checkpoint_s: float = 60.0,
-) -> tuple[Heads, Accuracy]:
+) -> TrainedKind:
     """Train one set of heads; goes on from the last checkpoint in ``folder``.
 
     Args:
-        answers: training text.
-        held_out: sequences for the accuracy, never trained on.
+        text: what is trained on, and what is held out.
         recipe: settings.
         target: embedding, output head and sizes.
         folder: of the checkpoint.
-        progress: told the optimiser steps done, and a short report.
+        progress: told every optimiser step.
         checkpoint_s: seconds from one checkpoint to the next; one is written at the end too.
 
     Raises:
         TrainingError: too little text, or the checkpoint belongs to other settings.
     """
-    vocab_size = target.embedding.shape[0]
-    hot_ids = hot_vocabulary(answers, recipe.hot_vocab_size, vocab_size)
+    answers, vocab_size = text.answers, target.embedding.shape[0]
+    hot_ids = hot_vocabulary(answers, text.trained, recipe.hot_vocab_size, vocab_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)  # a block starts at random
         heads = build_heads(_config_of(recipe, target), hot_ids)
     heads.attach_output(target.output_rows(hot_ids).to(torch.float32))
     hot_index = torch.full((vocab_size,), IGNORED, dtype=torch.int64)
     hot_index[hot_ids] = torch.arange(len(hot_ids))
-    kept_out = set(held_out)
-    trained = [s for s in range(answers.num_sequences) if s not in kept_out]
     maker = ExampleMaker(answers, hot_index, recipe.num_heads, with_teacher=recipe.kl > 0)
+    every = hot_index.clone()
+    every[every == IGNORED] = len(hot_ids)  # a cold token is a miss, not a gap
+    held = ExampleMaker(answers, every, recipe.num_heads)
+    reader = FeatureReader(heads, target.embedding, recipe.num_heads)
+    some = [held.of_sequences([s]) for s in measured_sequences(answers, text.held_out)]
 
     def batch_of(chosen: Tensor) -> Batch:
         return maker.of_sequences(chosen.tolist()) if reads_text(heads) else maker.at(chosen)
 
-    units = _units(maker, answers, trained, whole=reads_text(heads))
-    reader = FeatureReader(heads, target.embedding, recipe.num_heads)
-    run = _Run(heads, reader, recipe, folder / f"{recipe.kind}.checkpoint.pt", units)
-    run.fit(batch_of, progress, checkpoint_s)
-    every = hot_index.clone()
-    every[every == IGNORED] = len(hot_ids)  # a cold token is a miss, not a gap
-    held = ExampleMaker(answers, every, recipe.num_heads)
-    batches = (held.of_sequences([s]) for s in held_out if len(answers.positions([s])))
-    return heads, measure_accuracy(heads, reader, batches, recipe.num_heads)
+    def measure() -> Accuracy:
+        return measure_accuracy(heads, reader, some, recipe.num_heads)
 
-
-def measure_accuracy(
-    heads: Heads, reader: FeatureReader, batches: Iterator[Batch], num_depths: int
-) -> Accuracy:
-    """Top-1/2/4/8 accuracy by depth; a token outside the hot vocabulary counts as missed."""
-    hits, counts = torch.zeros(num_depths, len(TOPS)), torch.zeros(num_depths)
-    for batch in batches:
-        found, number = count_hits(heads, reader, batch, num_depths)
-        hits, counts = hits + found, counts + number
-    shares = hits / counts.clamp(min=1)[:, None]
-    return Accuracy(
-        tuple(int(n) for n in counts.tolist()),
-        tuple(tuple(row) for row in shares.tolist()),
-    )
+    units = _units(maker, text, recipe, whole=reads_text(heads))
+    file = folder / f"{recipe.kind}.checkpoint.pt"
+    run = _Run(heads, reader, recipe, file, units, text_digest=text.digest)
+    run.fit(batch_of, measure, progress, checkpoint_s)
+    batches = (held.of_sequences([s]) for s in text.held_out if len(answers.positions([s])))
+    accuracy = measure_accuracy(heads, reader, batches, recipe.num_heads)
+    return TrainedKind(heads, accuracy, tuple(run.history))
 
 
 def _config_of(recipe: HeadsRecipe, target: TargetTensors) -> HeadsConfig:
@@ -131,24 +127,27 @@ def _config_of(recipe: HeadsRecipe, target: TargetTensors) -> HeadsConfig:
     )
 
 
-def _units(maker: ExampleMaker, answers: Answers, sequences: list[int], *, whole: bool) -> Tensor:
+def _units(maker: ExampleMaker, text: TrainingText, recipe: HeadsRecipe, *, whole: bool) -> Tensor:
     """What batches are drawn from: positions, or sequences for modules that attend to the text.
 
     Those with nothing to predict are left out, else a batch of them would end the run.
     """
+    positions_of = text.answers.positions
     if whole:
         usable = []
-        for sequence in sequences:
-            targets = maker.targets(answers.positions([sequence]))
+        for sequence in text.trained:
+            targets = maker.targets(positions_of([sequence]))
             if bool((targets != IGNORED).any()):
                 usable.append(sequence)
         units = torch.tensor(usable, dtype=torch.int64)
     else:
-        positions = answers.positions(sequences)
+        positions = positions_of(text.trained)
         units = positions[(maker.targets(positions) != IGNORED).any(dim=1)]
     if not len(units):
         raise TrainingError(
-            "the answers hold nothing to train on; raise max_new_tokens or hot_vocab_size"
+            f"{len(text.trained)} answers of {text.num_trained_tokens} tokens hold nothing to "
+            f"train on: no token behind the first of an answer is among the "
+            f"{recipe.hot_vocab_size} most frequent ones; raise max_new_tokens or hot_vocab_size"
         )
     return units
 
@@ -157,7 +156,14 @@ class _Run:
     """An optimiser run that can be stopped anywhere and gives the same weights when it goes on."""
 
     def __init__(
-        self, heads: Heads, reader: FeatureReader, recipe: HeadsRecipe, file: Path, units: Tensor
+        self,
+        heads: Heads,
+        reader: FeatureReader,
+        recipe: HeadsRecipe,
+        file: Path,
+        units: Tensor,
+        *,
+        text_digest: str,
     ) -> None:
         self._heads, self._reader, self._recipe, self._file = heads, reader, recipe, file
         self._units = units
@@ -167,30 +173,42 @@ class _Run:
         )
         self._steps_per_epoch = math.ceil(len(units) / self._batch_size)
         self._num_steps = self._steps_per_epoch * recipe.epochs
-        self._identity = {**asdict(recipe), "num_units": len(units)}
-        self._done = self._resume()
+        self._identity = {**asdict(recipe), "text": text_digest}
+        self._done = self._positions_seen = 0
+        self._loss: float | None = None
+        self.history: list[Measurement] = []
+        self._resume()
 
     def fit(
-        self, batch_of: Callable[[Tensor], Batch], progress: Progress, checkpoint_s: float
+        self,
+        batch_of: Callable[[Tensor], Batch],
+        measure: Callable[[], Accuracy],
+        progress: Progress,
+        checkpoint_s: float,
     ) -> None:
         """Run the remaining steps; write a checkpoint now and then, and at the end."""
-        kind, saved, average = self._recipe.kind, time.monotonic(), 0.0
-        progress(kind, self._done, self._num_steps, "")
+        saved, begun = time.monotonic(), self._done
+        due = measured_steps(self._num_steps, self._recipe.measurements)
+        if not self.history:
+            self._measure(measure)
+        progress(self._event())
         for epoch in range(self._done // self._steps_per_epoch, self._recipe.epochs):
             skip = self._done - epoch * self._steps_per_epoch
             batches = iter_batches(self._units, self._batch_size, self._recipe.seed, epoch)
             for index, chosen in enumerate(batches):
                 if index < skip:
                     continue
-                loss = self._step(batch_of(chosen))
-                average = loss if not average else 0.98 * average + 0.02 * loss
+                self._step(batch_of(chosen))
+                if self._done in due:
+                    self._measure(measure)
                 if time.monotonic() - saved >= checkpoint_s:
                     self._save()
                     saved = time.monotonic()
-                progress(kind, self._done, self._num_steps, f"loss {average:.3f}")
-        self._save()
+                progress(self._event())
+        if self._done > begun:
+            self._save()
 
-    def _step(self, batch: Batch) -> float:
+    def _step(self, batch: Batch) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = self._learning_rate()
         recipe = self._recipe
@@ -200,7 +218,9 @@ class _Run:
         torch.nn.utils.clip_grad_norm_(self._heads.parameters(), 1.0)
         self._optimizer.step()
         self._done += 1
-        return float(loss.detach())
+        self._positions_seen += len(batch.targets)
+        new = float(loss.detach())
+        self._loss = new if self._loss is None else 0.98 * self._loss + 0.02 * new
 
     def _learning_rate(self) -> float:
         warm_up = max(1, min(100, self._num_steps // 10))
@@ -209,24 +229,33 @@ class _Run:
         share = (self._done - warm_up) / max(1, self._num_steps - warm_up)
         return self._recipe.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * share)))
 
+    def _measure(self, measure: Callable[[], Accuracy]) -> None:
+        top = measure().top
+        self.history.append(Measurement(self._done, self._positions_seen, self._loss, top))
+
+    def _event(self) -> TrainEvent:
+        top1 = tuple(top[0] for top in self.history[-1].top)
+        counts = self._done, self._num_steps, self._positions_seen
+        return TrainEvent(self._recipe.kind, *counts, "positions", loss=self._loss, top1=top1)
+
     def _save(self) -> None:
-        temporary = self._file.with_name(f"{self._file.name}.{os.getpid()}.tmp")
         state = {
             "identity": self._identity,
             "done": self._done,
+            "positions_seen": self._positions_seen,
+            "loss": self._loss,
+            "history": [asdict(measurement) for measurement in self.history],
             "heads": self._heads.state_dict(),
             "optimizer": self._optimizer.state_dict(),
         }
-        try:
-            with temporary.open("wb") as file:
-                torch.save(state, file)
-            os.replace(temporary, self._file)
-        finally:
-            temporary.unlink(missing_ok=True)
+        buffer = io.BytesIO()  # torch hides what the system says of a file that cannot be written
+        torch.save(state, buffer)
+        with replacing(self._file) as temporary:
+            temporary.write_bytes(buffer.getbuffer())
 
-    def _resume(self) -> int:
+    def _resume(self) -> None:
         if not self._file.exists():
-            return 0
+            return
         try:
             state = torch.load(self._file, weights_only=True)
             is_same = state["identity"] == self._identity and torch.equal(
@@ -243,4 +272,6 @@ class _Run:
             )
         self._heads.load_state_dict(state["heads"])
         self._optimizer.load_state_dict(state["optimizer"])
-        return int(state["done"])
+        self._done, self._positions_seen = state["done"], state["positions_seen"]
+        self._loss = state["loss"]
+        self.history = [Measurement(**measurement) for measurement in state["history"]]
