@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import click
 
 from entmtp import __version__
+from entmtp.commands.bank import bank
+from entmtp.commands.calibrate import calibrate
 from entmtp.commands.chat import chat
 from entmtp.commands.check import check
 from entmtp.commands.demo import demo
@@ -31,7 +33,20 @@ def cli() -> None:
     """
 
 
-for command in (generate, chat, demo, check, quality, trace, train, heads, pull, info):
+for command in (
+    generate,
+    chat,
+    demo,
+    check,
+    quality,
+    trace,
+    calibrate,
+    bank,
+    train,
+    heads,
+    pull,
+    info,
+):
     cli.add_command(command)
 
 

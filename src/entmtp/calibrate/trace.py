@@ -148,12 +148,17 @@ class Trace:
 
     def halves(self) -> tuple["Trace", "Trace"]:
         """Texts of even and of odd number within their task: one to fit on, one to report on."""
+        fitting, other = self.half_texts()
+        return self.select(fitting), self.select(other)
+
+    def half_texts(self) -> tuple[list[int], list[int]]:
+        """Numbers of the texts of both halves."""
         seen: dict[str, int] = {}
         parts: tuple[list[int], list[int]] = ([], [])
         for text, task in enumerate(self.tasks):
             parts[seen.get(task, 0) % 2].append(text)
             seen[task] = seen.get(task, 0) + 1
-        return self.select(parts[0]), self.select(parts[1])
+        return parts
 
     def by_task(self) -> dict[str, "Trace"]:
         """One trace a task, in order of first appearance."""

@@ -1,5 +1,6 @@
 """The decoding loop: signal, choose, draft, forward, verify, commit."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from entmtp.drafters.base import Drafter, DraftRequest, DraftTree, check_depth
-from entmtp.engine.results import GenerationResult, Request, StreamChunk
+from entmtp.engine.results import GenerationResult, Request, StepTimes, StreamChunk
 from entmtp.engine.sequence import ActiveSequence
 from entmtp.engine.text import OutputText
 from entmtp.errors import InputError, NumericalError
@@ -73,6 +74,7 @@ class Engine:
         self.logits_observer: LogitsObserver | None = None
         self.couples_drafts = True
         """Rank drafts with the noise of sampling: more are accepted, and no text changes."""
+        self.times_observer: Callable[[StepTimes], None] | None = None
         self._next_id = 0
         self._waiting: deque[tuple[int, Request]] = deque()
         self._running: list[ActiveSequence] = []
@@ -232,13 +234,18 @@ class Engine:
         self._admit()
         decoding = [s for s in self._running if s.is_prefilled]
         prefilling = [s for s in self._running if not s.is_prefilled]
-        trees = self._draft(decoding)
+        marks = [self._now()]
+        requests = [self._choose_plan(sequence) for sequence in decoding]
+        marks.append(self._now())
+        trees = self.drafter.draft(requests) if requests else []
+        marks.append(self._now())
         chunks = self._prompt_chunks(prefilling)
         segments = [_tree_segment(s, t) for s, t in zip(decoding, trees, strict=True)]
         segments += [_chunk_segment(s, tokens) for s, tokens in chunks]
         emitted: _Emitted = []
         if segments:
             output = self.target.forward(segments, needs_logits=self._needs_logits)
+            marks.append(self._now())
             verdicts = [
                 s.verify(t.topology, t.tokens, output.logits[i], _argmax(output, i))
                 for i, (s, t) in enumerate(zip(decoding, trees, strict=True))
@@ -246,6 +253,7 @@ class Engine:
             signals = self._signals(output, _last_rows(verdicts, segments))
             emitted += self._commit(decoding, trees, verdicts, output, signals)
             emitted += self._end_chunks([s for s, _ in chunks], len(decoding), output, signals)
+            self._report_times(marks, segments, len(decoding))
         held, self._held = self._held, []
         return held + [self._emit(sequence, tokens) for sequence, tokens in emitted]
 
@@ -282,16 +290,30 @@ class Engine:
             )
             self._running.append(sequence)
 
-    def _draft(self, sequences: Sequence[ActiveSequence]) -> list[DraftTree]:
-        requests = []
-        for sequence in sequences:
-            sequence.choose_plan()
-            check_depth(self.drafter, sequence.plan)
-            coupling = sequence.coupling if self.couples_drafts else None
-            requests.append(
-                DraftRequest(sequence.drafter_state, sequence.root, sequence.plan, coupling)
+    def _choose_plan(self, sequence: ActiveSequence) -> DraftRequest:
+        sequence.choose_plan()
+        check_depth(self.drafter, sequence.plan)
+        coupling = sequence.coupling if self.couples_drafts else None
+        return DraftRequest(sequence.drafter_state, sequence.root, sequence.plan, coupling)
+
+    def _now(self) -> float:
+        """Seconds; where someone takes times of a GPU, once it has caught up."""
+        if self.times_observer is not None and self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)
+        return time.perf_counter()
+
+    def _report_times(
+        self, marks: Sequence[float], segments: Sequence[Segment], num_decoding: int
+    ) -> None:
+        if self.times_observer is None:
+            return
+        schedule, draft, forward, rest = np.diff([*marks, self._now()]).tolist()
+        num_rows = sum(segment.tokens.numel() for segment in segments)
+        self.times_observer(
+            StepTimes(
+                num_decoding, len(segments) - num_decoding, num_rows, schedule, draft, forward, rest
             )
-        return self.drafter.draft(requests) if requests else []
+        )
 
     def _prompt_chunks(
         self, sequences: Sequence[ActiveSequence]

@@ -6,7 +6,7 @@ from entmtp.metrics import DecodeStats
 from entmtp.params import SamplingParams, TypicalParams
 from entmtp.scheduler import TopologyScheduler
 
-__all__ = ["GenerationResult", "Request", "StreamChunk"]
+__all__ = ["GenerationResult", "Request", "StepTimes", "StreamChunk"]
 
 
 @dataclass(frozen=True)
@@ -61,3 +61,31 @@ class StreamChunk:
     text: str
     token_ids: tuple[int, ...]
     result: GenerationResult | None = None
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Where the time of one engine step went, over all sequences.
+
+    Attributes:
+        num_decoding: sequences that drafted and checked a tree.
+        num_prefilling: sequences that read a chunk of their prompt.
+        num_rows: rows of the target's forward.
+        schedule_s: seconds to choose the plans.
+        draft_s: to fill the trees.
+        forward_s: of the target's forward, the making of its inputs included.
+        rest_s: to verify, to commit and to read the signals.
+    """
+
+    num_decoding: int
+    num_prefilling: int
+    num_rows: int
+    schedule_s: float
+    draft_s: float
+    forward_s: float
+    rest_s: float
+
+    @property
+    def total_s(self) -> float:
+        """The whole step, but for making text of tokens."""
+        return self.schedule_s + self.draft_s + self.forward_s + self.rest_s

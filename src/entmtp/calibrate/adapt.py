@@ -1,0 +1,173 @@
+"""A bank where it is used: refused for another model, fitted again on another machine.
+
+Costs do not survive the process, let alone the machine: the same program can land in another
+regime of memory. Where processor, backend and threads are those of the calibration, a probe of
+about a second rescales the table; elsewhere steps are timed again and the entries are chosen anew
+from the traced texts that the bank carries.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from entmtp.bank import Bank, BankSource, Calibration, EntryScore
+from entmtp.calibrate.fit import fit_entries, timing_trees
+from entmtp.calibrate.grow import GrowParams, grow_all
+from entmtp.calibrate.pareto import predicted_rate
+from entmtp.calibrate.summary import unpack_trace
+from entmtp.calibrate.timing import TimingParams, filler_tokens, probe_costs, time_steps
+from entmtp.costs import CostTable
+from entmtp.engine import Engine
+from entmtp.errors import BankError
+from entmtp.machine import cpu_name
+from entmtp.target.digest import model_digest
+from entmtp.topology import Topology
+
+__all__ = ["adapt_bank", "bank_source", "check_bank", "refit_bank"]
+
+_logger = logging.getLogger(__name__)
+
+_SAME_MODEL = ("model_digest", "drafter", "drafter_digest")
+_SAME_MACHINE = ("backend", "precision", "device", "threads")
+_QUICK = TimingParams(contexts=(256, 1024), min_rounds=5, max_rounds=15, seconds=20.0)
+
+Progress = Callable[[int, int], None]
+
+
+def bank_source(engine: Engine, model: str) -> BankSource:
+    """What a bank made with this engine belongs to."""
+    target = engine.target
+    is_cuda = target.device.type == "cuda"
+    return BankSource(
+        model=model,
+        model_digest=model_digest(target),
+        drafter=engine.drafter.name,
+        drafter_digest=engine.drafter.digest,
+        backend=target.backend,
+        precision=target.precision,
+        device=torch.cuda.get_device_name(target.device) if is_cuda else cpu_name(),
+        threads=torch.get_num_threads(),
+    )
+
+
+def adapt_bank(bank: Bank, engine: Engine, cache: Path | None = None) -> Bank:
+    """The bank with costs of this process.
+
+    Args:
+        bank: one without a calibration is given back as it is.
+        engine: that will use it.
+        cache: folder in which banks fitted to other machines are kept.
+
+    Raises:
+        BankError: it was made for another model or other heads.
+    """
+    calibration = bank.calibration
+    if calibration is None:
+        return bank
+    here = bank_source(engine, calibration.source.model)
+    _check_model(calibration.source, here)
+    if _machine(calibration.source) == _machine(here):
+        return _rescaled(bank, engine)
+    file = None if cache is None else cache / _cache_name(bank, here)
+    if file is not None and file.exists():
+        return _rescaled(Bank.read(file), engine)
+    there = ", ".join(f"{k} {v}" for k, v in _machine(calibration.source).items())
+    _logger.warning("the bank was timed elsewhere (%s); steps are timed again here", there)
+    bank = refit_bank(bank, engine)
+    if file is not None:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            bank.write(file)
+        except (OSError, BankError) as error:
+            _logger.warning("the fitted bank could not be kept (%s)", error)
+    return bank
+
+
+def check_bank(bank: Bank, engine: Engine) -> str:
+    """In words: what using a bank with an engine means.
+
+    Raises:
+        BankError: it was made for another model or other heads.
+    """
+    if bank.calibration is None:
+        return "a bare list of trees: fits every model, and nothing is known of its costs"
+    source = bank.calibration.source
+    here = bank_source(engine, source.model)
+    _check_model(source, here)
+    differing = [k for k, v in _machine(here).items() if v != getattr(source, k)]
+    if not differing:
+        return "fits: made for this model, these heads and this machine"
+    return (
+        "fits the model and the heads; steps will be timed again, since it differs in "
+        + ", ".join(
+            f"{name} ({getattr(source, name)}, here {getattr(here, name)})" for name in differing
+        )
+    )
+
+
+def refit_bank(bank: Bank, engine: Engine, progress: Progress | None = None) -> Bank:
+    """Time steps here, and choose the entries anew from the traced texts in the bank.
+
+    Raises:
+        BankError: the bank carries no calibration.
+    """
+    calibration = bank.calibration
+    if calibration is None:
+        raise BankError("the bank is not calibrated; make one with 'entmtp calibrate'")
+    trace = unpack_trace(calibration.trace)
+    max_nodes = int(calibration.settings["max_nodes"])
+    trees = grow_all(trace.halves()[0], GrowParams(max_nodes=max_nodes))
+    plans = timing_trees(trees)
+    costs = time_steps(engine, plans, filler_tokens(engine), _QUICK, progress)
+    entries, scores = fit_entries(trace, costs, max_nodes)
+    source = bank_source(engine, calibration.source.model)
+    return Bank.of(entries, scores, replace(calibration, source=source, costs=costs))
+
+
+def _rescaled(bank: Bank, engine: Engine) -> Bank:
+    """The bank with its costs scaled to this process, and the rates that follow."""
+    calibration = bank.calibration
+    assert calibration is not None  # noqa: S101 - the callers looked
+    trees = [tree for tree in bank.entries.values() if tree.num_nodes]
+    costs = probe_costs(engine, calibration.costs, trees, filler_tokens(engine))
+    return Bank.of(
+        bank.entries,
+        _rated(bank, calibration, costs),
+        replace(calibration, costs=costs),
+    )
+
+
+def _rated(bank: Bank, calibration: Calibration, costs: CostTable) -> Mapping[str, EntryScore]:
+    fitting, _ = unpack_trace(calibration.trace).halves()
+
+    def rated(score: EntryScore, tree: Topology) -> EntryScore:
+        step_ms = costs.step_ms(tree, calibration.context)
+        return replace(score, step_ms=step_ms, tokens_per_s=predicted_rate(fitting, tree, costs))
+
+    return {name: rated(score, bank.entries[name]) for name, score in bank.scores.items()}
+
+
+def _check_model(there: BankSource, here: BankSource) -> None:
+    """Refuse a bank of another model or of other heads."""
+    for name in _SAME_MODEL:
+        if getattr(there, name) != getattr(here, name):
+            raise BankError(
+                f"the bank was calibrated for {there.model} with {there.drafter} "
+                f"({there.model_digest}, {there.drafter_digest}), not for this model with "
+                f"{here.drafter} ({here.model_digest}, {here.drafter_digest}): its {name} differs; "
+                "calibrate again, or use the model and heads that it belongs to"
+            )
+
+
+def _machine(source: BankSource) -> dict[str, object]:
+    return {name: getattr(source, name) for name in _SAME_MACHINE}
+
+
+def _cache_name(bank: Bank, here: BankSource) -> str:
+    text = bank.to_json() + json.dumps(asdict(here))
+    return f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"

@@ -1,0 +1,68 @@
+"""From the short form of a trace and a table of costs to the entries of a bank; no model."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from entmtp.bank import EntryScore
+from entmtp.calibrate.grow import GrownTree, GrowParams, grow_all
+from entmtp.calibrate.pareto import Candidate, score_candidates, select_entries
+from entmtp.calibrate.trace import Trace
+from entmtp.costs import CostTable
+from entmtp.topology import Topology
+
+__all__ = ["find_candidates", "fit_entries", "mean_context", "timing_trees"]
+
+_TIMED_SIZES = (1, 2, 3, 4, 5, 7, 9, 11, 15, 19, 23, 31, 47, 63)
+_GROWN_FOR_SPEED = 24  # nodes; larger trees come from the paper's growth
+
+Progress = Callable[[int, int], None]
+
+
+def fit_entries(
+    trace: Trace, costs: CostTable, max_nodes: int
+) -> tuple[dict[str, Topology], dict[str, EntryScore]]:
+    """Entries and their scores, fitted to every second text of each task."""
+    fitting, _ = trace.halves()
+    trees = grow_all(fitting, GrowParams(max_nodes=max_nodes))
+    return select_entries(fitting, find_candidates(fitting, trees, costs))
+
+
+def find_candidates(trace: Trace, trees: Sequence[GrownTree], costs: CostTable) -> list[Candidate]:
+    """The paper's trees, and others that are grown for tokens/s on this machine; all scored.
+
+    Args:
+        trace: the texts to fit.
+        trees: grown on them by the joint score.
+        costs: of this machine.
+    """
+    context = mean_context(trace)
+    size = min(_GROWN_FOR_SPEED, max(tree.topology.num_nodes for tree in trees))
+    further = grow_all(
+        trace,
+        GrowParams(max_nodes=size, score="own"),
+        lambda tree: costs.step_ms(tree, context),
+    )
+    joint: dict[Topology, float | None] = {tree.topology: tree.joint for tree in trees}
+    for tree in further:
+        joint.setdefault(tree.topology, None)
+    return score_candidates(trace, joint, costs, context)
+
+
+def mean_context(trace: Trace) -> float:
+    """Committed tokens at a root, mean over all positions."""
+    sizes = np.diff(trace.offsets)
+    total = float((sizes * (trace.prompt_lengths + (sizes - 1) / 2)).sum())
+    return total / max(int(sizes.sum()), 1)
+
+
+def timing_trees(trees: Sequence[GrownTree]) -> list[Topology]:
+    """Grown trees that are timed: for each of some sizes a flat one and a deep one, and chains."""
+    depth = max(tree.topology.max_depth for tree in trees)
+    found = [Topology(tuple((0,) * d for d in range(1, k + 1))) for k in range(1, depth + 1)]
+    for size in _TIMED_SIZES:
+        of_size = [tree.topology for tree in trees if tree.topology.num_nodes == size]
+        if of_size:
+            found.append(min(of_size, key=lambda tree: (tree.max_depth, tree.paths)))
+            found.append(max(of_size, key=lambda tree: (tree.max_depth, tree.paths)))
+    return list(dict.fromkeys(found))

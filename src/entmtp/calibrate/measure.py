@@ -1,0 +1,175 @@
+"""Entries decoded end to end, to hold predictions against."""
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from entmtp.calibrate.collect import TracePrompt
+from entmtp.calibrate.replay import accepted_lengths
+from entmtp.calibrate.trace import Trace
+from entmtp.costs import CostTable
+from entmtp.engine import Engine, EngineLimits, Request
+from entmtp.errors import TraceError
+from entmtp.files import write_text
+from entmtp.params import SamplingParams
+from entmtp.sampling import derive_seed
+from entmtp.scheduler import FixedScheduler
+from entmtp.topology import Topology
+
+__all__ = ["Measured", "MeasuredText", "measure_entries"]
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class MeasuredText:
+    """One text under one tree.
+
+    Attributes:
+        num_tokens: after the first.
+        measured_ms: of decoding them.
+        predicted_ms: for the same steps.
+    """
+
+    num_tokens: int
+    measured_ms: float
+    predicted_ms: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All texts under one tree.
+
+    Attributes:
+        texts: one a prompt.
+    """
+
+    texts: tuple[MeasuredText, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """As measured."""
+        return self._rate(sum(text.measured_ms for text in self.texts))
+
+    @property
+    def predicted_tokens_per_s(self) -> float:
+        """As predicted for the same texts."""
+        return self._rate(sum(text.predicted_ms for text in self.texts))
+
+    @property
+    def time_ratio(self) -> float:
+        """Predicted over measured time, median over texts."""
+        return float(np.median([text.predicted_ms / text.measured_ms for text in self.texts]))
+
+    def _rate(self, ms: float) -> float:
+        return 1000 * sum(text.num_tokens for text in self.texts) / ms
+
+
+def measure_entries(  # noqa: PLR0913 - keyword-only beyond the fifth
+    engine: Engine,
+    trace: Trace,
+    prompts: Mapping[int, TracePrompt],
+    entries: Mapping[str, Topology],
+    costs: CostTable,
+    *,
+    max_new_tokens: int,
+    work: Path,
+    progress: Progress | None = None,
+) -> dict[str, Measured]:
+    """Decode some traced texts with every entry, in turn, prompt by prompt.
+
+    Args:
+        engine: its target and drafter decode.
+        trace: of the texts.
+        prompts: text number -> its prompt.
+        entries: what is measured.
+        costs: what the predictions are made from.
+        max_new_tokens: of each text, at most as many as were traced.
+        work: file of the times so far; a run that was cut off goes on behind the last prompt.
+        progress: told prompts done and their number.
+
+    Raises:
+        TraceError: the file holds something else, or a text is not the one that was traced.
+    """
+    done = _load(work, entries)
+    rng = random.Random(0)
+    is_warm = False
+    for number, (text, prompt) in enumerate(prompts.items()):
+        order = rng.sample(list(entries), len(entries))
+        if prompt.id not in done:
+            if not is_warm:
+                for name in order:
+                    _decode(engine, trace, text, prompt, entries[name], 8)
+                is_warm = True
+            done[prompt.id] = {
+                name: _decode(engine, trace, text, prompt, entries[name], max_new_tokens)
+                for name in order
+            }
+            write_text(work, json.dumps(done))
+        if progress is not None:
+            progress(number + 1, len(prompts))
+    lengths = {name: accepted_lengths(trace, tree) for name, tree in entries.items()}
+    found: dict[str, Measured] = {}
+    for name, tree in entries.items():
+        texts = []
+        for text, prompt in prompts.items():
+            num_tokens, ms = done[prompt.id][name]
+            if num_tokens > 1:
+                contexts = _contexts(trace, text, lengths[name], int(num_tokens))
+                predicted = sum(costs.step_ms(tree, context) for context in contexts)
+                texts.append(MeasuredText(int(num_tokens) - 1, ms, predicted))
+        if texts:
+            found[name] = Measured(tuple(texts))
+    return found
+
+
+def _decode(
+    engine: Engine,
+    trace: Trace,
+    text: int,
+    prompt: TracePrompt,
+    tree: Topology,
+    max_new_tokens: int,
+) -> tuple[int, float]:
+    """Tokens of a text, and milliseconds from the first to the last of them."""
+    facts = trace.facts
+    size = min(max_new_tokens, facts.max_new_tokens)
+    sampling = SamplingParams(
+        max_new_tokens=size, temperature=facts.temperature, seed=derive_seed(facts.seed, text)
+    )
+    limits = EngineLimits(max_batch_size=1)
+    scheduler = FixedScheduler("it", tree)
+    it = Engine(engine.target, engine.drafter, scheduler, engine.tokenizer, limits)
+    result = it.run([Request(prompt.tokens, replace(sampling))])[0]
+    traced = int(trace.offsets[text + 1] - trace.offsets[text])
+    if len(result.token_ids) != min(traced, size):
+        raise TraceError(
+            f"prompt {prompt.id!r} gave {len(result.token_ids)} tokens where {min(traced, size)} "
+            "were traced; trace it again"
+        )
+    return len(result.token_ids), 1000 * result.stats.decode_s
+
+
+def _contexts(trace: Trace, text: int, accepted: np.ndarray, num_tokens: int) -> list[float]:
+    """Committed tokens at each step of the first ``num_tokens`` of a text."""
+    start, at = int(trace.offsets[text]), 0
+    contexts = []
+    while at < num_tokens - 1:
+        contexts.append(float(trace.prompt_lengths[text] + at))
+        at += int(accepted[start + at]) + 1
+    return contexts
+
+
+def _load(work: Path, entries: Mapping[str, Topology]) -> dict[str, dict[str, Sequence[float]]]:
+    if not work.exists():
+        return {}
+    try:
+        found = json.loads(work.read_text(encoding="utf-8"))
+        is_same = all(set(times) == set(entries) for times in found.values())
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise TraceError(f"{work}: damaged ({error}); delete it and run again") from error
+    return dict(found) if is_same else {}

@@ -1,0 +1,170 @@
+"""``entmtp calibrate``: from a workload to a bank of trees."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from entmtp.commands.options import load_engine, model_options
+from entmtp.commands.provenance import machine_facts
+from entmtp.commands.trace import prompt_options, show_progress
+from entmtp.errors import BankError, InputError
+from entmtp.params import SamplingParams, TypicalParams
+from entmtp.workload import read_prompts
+
+if TYPE_CHECKING:
+    from entmtp.calibrate.build import CalibrateParams, CalibrationRun
+
+__all__ = ["calibrate"]
+
+_QUICK_TOKENS, _QUICK_LIMIT = 128, 16
+
+
+@click.command()
+@prompt_options
+@click.option(
+    "--output", type=click.Path(path_type=Path), required=True, help="Bank file that is written."
+)
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--max-nodes", type=int, default=64, show_default=True, help="Of the trees that are grown."
+)
+@click.option(
+    "--measure",
+    type=click.Choice(["best", "all", "none"]),
+    default="best",
+    show_default=True,
+    help="Entries that are decoded end to end; all: the whole acceptance frontier.",
+)
+@click.option(
+    "--costs",
+    "costs_file",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Take the costs of steps from this bank instead of timing them.",
+)
+@click.option(
+    "--verification",
+    type=click.Choice(["exact", "typical"]),
+    default="exact",
+    show_default=True,
+    help="typical: score trees by decoding under typical acceptance, which is LOSSY.",
+)
+@click.option("--quick", is_flag=True, help="A rough bank in about a minute.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder for plots and tables (extra bench).",
+)
+@click.option("--threads", type=int, default=None, help="CPU threads.")
+@model_options(trees=False)
+def calibrate(
+    prompt_files: tuple[Path, ...],
+    limit: int | None,
+    max_new_tokens: int,
+    output: Path,
+    **options: Any,
+) -> None:
+    """Find the trees that pay for a workload on this machine; write them as a bank.
+
+    The texts are decoded once and the drafter's guesses about them are traced; trees are grown on
+    every second prompt, steps are timed, and the best entries are decoded to check the predictions.
+    A run that was stopped goes on where it was when it is given again.
+    """
+    is_quick, report = options.pop("quick"), options.pop("report")
+    if is_quick:
+        limit = min(limit or _QUICK_LIMIT, _QUICK_LIMIT)
+        max_new_tokens = min(max_new_tokens, _QUICK_TOKENS)
+    sampling = SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=options.pop("temperature"),
+        seed=options.pop("seed"),
+    )
+    if report is not None:
+        from entmtp.plotting import make_report_folder
+
+        make_report_folder(report)
+    _check_output(output)
+    params = _params(options, is_quick)
+    records = [r for file in prompt_files for r in read_prompts(file, limit)]
+    engine = load_engine(options)
+
+    from entmtp.calibrate.build import Calibrator
+    from entmtp.calibrate.collect import TraceSettings
+    from entmtp.loading.catalog import home
+
+    work = output.with_name(f"{output.name}.work")
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BankError(f"{work}: cannot be written ({error}); name another output") from error
+    calibrator = Calibrator(
+        engine,
+        options["model"],
+        TraceSettings(sampling),
+        params,
+        (home() / "traces", work),
+        _show,
+    )
+    run = calibrator.run(records, machine_facts())
+    run.bank.write(output)
+    shutil.rmtree(work, ignore_errors=True)
+    _print(run, output)
+    if report is not None:
+        from entmtp.calibrate.report import write_report
+
+        for file in write_report(run, report):
+            click.echo(str(file))
+
+
+def _params(options: dict[str, Any], is_quick: bool) -> "CalibrateParams":
+    from entmtp.bank import Bank
+    from entmtp.calibrate.build import CalibrateParams
+    from entmtp.calibrate.timing import TimingParams
+
+    costs_file, measure = options.pop("costs_file"), options.pop("measure")
+    costs = None
+    if costs_file is not None:
+        calibration = Bank.read(costs_file).calibration
+        if calibration is None:
+            raise InputError(f"{costs_file}: not a calibrated bank, so it has no costs")
+        costs = calibration.costs
+    timing = TimingParams()
+    if is_quick:
+        timing = TimingParams(contexts=(256,), batches=(1,), min_rounds=5, seconds=15.0)
+    is_typical = options.pop("verification") == "typical"
+    return CalibrateParams(
+        max_nodes=options.pop("max_nodes"),
+        timing=timing,
+        costs=costs,
+        measure="none" if is_quick and measure == "best" else measure,
+        typical=TypicalParams() if is_typical else None,
+    )
+
+
+def _check_output(output: Path) -> None:
+    """Fail before anything is decoded where the bank could not be written."""
+    if output.is_dir():
+        raise InputError(f"output {output}: a folder; name a file for the bank")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"output {output}: cannot be written ({error})") from error
+
+
+def _show(stage: str, done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        show_progress(stage, done, total)
+    elif done == total:
+        click.echo(f"{stage}: done", err=True)
+
+
+def _print(run: "CalibrationRun", output: Path) -> None:
+    from entmtp.commands.bank import print_bank
+
+    print_bank(run.bank)
+    click.echo(f"\n{output}: {len(run.bank.entries)} entries, {output.stat().st_size / 1e6:.1f} MB")
