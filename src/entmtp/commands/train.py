@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from entmtp.workload import read_prompts
+from entmtp.commands.options import prompts_option, read_records
 
 if TYPE_CHECKING:
     from entmtp.train import TrainedHeads
@@ -42,14 +42,7 @@ _RECIPE_OPTIONS = (
 
 @click.command()
 @click.option("--model", default="smollm2-135m", show_default=True)
-@click.option(
-    "--prompts",
-    "prompt_files",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    required=True,
-    help="A file of prompts; repeatable. Any format that 'check' reads.",
-)
+@prompts_option
 @click.option(
     "--out",
     "folder",
@@ -64,8 +57,8 @@ _RECIPE_OPTIONS = (
 @click.option(
     "--exclude",
     "excluded",
-    type=click.Path(path_type=Path),
     multiple=True,
+    metavar="TASK|FILE",
     help="Prompts that must not be answered, such as those to test on; repeatable.",
 )
 @click.option(
@@ -116,9 +109,7 @@ _RECIPE_OPTIONS = (
 @click.option("--quantize", is_flag=True, help="Store the heads as int8.")
 @click.option("--threads", type=int, default=None, help="CPU threads of torch.")
 @click.option("--dtype", default="auto", show_default=True, help="Of the model.")
-def train(
-    model: str, prompt_files: tuple[Path, ...], folder: Path, kinds: str, **options: Any
-) -> None:
+def train(model: str, workloads: tuple[str, ...], folder: Path, kinds: str, **options: Any) -> None:
     """Train heads on the model's own answers: medusa, hydra, hydra++ or mtp."""
     from entmtp.loading.assets import resolve_model, tokenizer_folder
     from entmtp.loading.loader import load_target, set_threads
@@ -136,8 +127,7 @@ def train(
         if not options["answers_only"]
     )
     excluded = options["excluded"]
-    for file in (*prompt_files, *excluded):
-        read_prompts(file, limit=1)  # a wrong name should not have to wait for the model
+    read_records((*workloads, *excluded), limit=1)  # a wrong name should not wait for the model
     if options["threads"] is not None:
         set_threads(options["threads"])
     path = resolve_model(model)
@@ -145,7 +135,7 @@ def train(
     target = load_target(path, dtype=options["dtype"])
     config = TrainConfig(Path(model).name, data, recipes, options["quantize"])
     trained = train_heads(
-        target, tokenizer, prompt_files, folder, config, _Progress(), exclude=excluded
+        target, tokenizer, workloads, folder, config, _Progress(), exclude=excluded
     )
     if options["answers_only"]:
         click.echo(f"{folder / 'answers'}: written")

@@ -67,12 +67,12 @@ class TrainedHeads:
 def train_heads(  # noqa: PLR0913 - the last is keyword-only
     target: Target,
     tokenizer: Tokenizer,
-    prompt_files: Sequence[Path],
+    workloads: Sequence[str | Path],
     folder: Path,
     config: TrainConfig,
     progress: Progress,
     *,
-    exclude: Sequence[Path] = (),
+    exclude: Sequence[str | Path] = (),
 ) -> list[TrainedHeads]:
     """Write answers, train heads, measure them; goes on where an earlier run in ``folder`` ended.
 
@@ -81,10 +81,10 @@ def train_heads(  # noqa: PLR0913 - the last is keyword-only
     Raises:
         TrainingError: the folder belongs to a run with other settings or cannot be written to, or
             the data is too thin.
-        InputError: a prompt file cannot be read.
+        InputError: prompts cannot be read.
     """
     window = target.config.context_window
-    jobs = first_jobs(prompt_files, exclude, tokenizer, window, config.data)
+    jobs = first_jobs(workloads, exclude, tokenizer, window, config.data)
     try:
         return _train(target, tokenizer, jobs, folder, config, progress)
     except (OSError, SafetensorError) as error:
