@@ -2,22 +2,35 @@
 
 The layout is told from the fields of the first record; every further record must have the same.
 A file holds one JSON object a line, or one JSON array of objects; it may be compressed with gzip.
+The prompts of the tasks in :data:`TASKS` ship with the package.
 """
 
 import gzip
 import hashlib
 import itertools
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from entmtp.errors import InputError
 
-__all__ = ["PromptRecord", "prompts_digest", "read_prompts"]
+__all__ = [
+    "TASKS",
+    "PromptRecord",
+    "prompts_digest",
+    "read_prompts",
+    "read_task",
+    "read_workload",
+]
 
+TASKS = ("code", "math", "chat", "creative", "mixed")
+
+_MIXED = "mixed"
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF8_MARK = b"\xef\xbb\xbf"
 _HUMAN_ROLES = ("human", "user")
@@ -71,6 +84,56 @@ def read_prompts(file: Path, limit: int | None = None) -> list[PromptRecord]:
     if not records:
         raise InputError(f"{file}: no prompts in it; it needs at least one record")
     return records
+
+
+def read_task(name: str, limit: int | None = None) -> list[PromptRecord]:
+    """Read the prompts of a task that ships with the package, in their order.
+
+    Neighbours are of a similar kind, so the records of even and of odd number are alike. ``mixed``
+    takes the other tasks in turn; its records keep their own task.
+
+    Args:
+        name: one of :data:`TASKS`.
+        limit: most records to return.
+
+    Raises:
+        InputError: no such task, or a limit below 1.
+    """
+    if name not in TASKS:
+        raise InputError(f"{name!r:.80} is no task; choose one of {', '.join(TASKS)}")
+    if name == _MIXED:
+        parts = [read_task(part, limit) for part in TASKS if part != _MIXED]
+        turns = zip(*parts, strict=True)
+        return list(itertools.islice(itertools.chain.from_iterable(turns), limit))
+    source = resources.files("entmtp").joinpath(f"data/tasks/{name}.jsonl")
+    with resources.as_file(source) as file:
+        return read_prompts(file, limit)
+
+
+def read_workload(name_or_file: str | Path, limit: int | None = None) -> list[PromptRecord]:
+    """Read a task that ships with the package, or a file of prompts.
+
+    A text that is exactly the name of a task is the task, even where a file of that name exists;
+    anything else is a file. So a file named like a task is given as a path with a separator or a
+    dot, such as ``./code`` or ``code.jsonl``. A ``Path`` is always a file.
+
+    Args:
+        name_or_file: one of :data:`TASKS`, or a path that :func:`read_prompts` takes.
+        limit: most records to return.
+
+    Raises:
+        InputError: neither a task nor a file, or what :func:`read_prompts` raises.
+    """
+    if isinstance(name_or_file, str):
+        if name_or_file in TASKS:
+            return read_task(name_or_file, limit)
+        is_word = os.path.basename(name_or_file) == name_or_file and "." not in name_or_file
+        if is_word and not os.path.exists(name_or_file):
+            raise InputError(
+                f"{name_or_file!r:.80} is neither a task ({', '.join(TASKS)}) nor a file; name "
+                "one of these, or a file of prompts"
+            )
+    return read_prompts(Path(name_or_file), limit)
 
 
 def prompts_digest(records: list[PromptRecord]) -> str:

@@ -277,6 +277,16 @@ def test_check_prints_one_json_object(run: Run, files: dict[str, Path]) -> None:
     assert all(type(facts[n]) is int for n in ("cases", "identical", "near_ties", "bugs"))
 
 
+def test_check_takes_a_task_of_the_package(run: Run, files: dict[str, Path]) -> None:
+    """No file is needed; the limit counts for each task."""
+    facts = run(
+        "check --model {model} --prompts chat --prompts creative --limit 1 --drafter lookup "
+        "--max-new-tokens 4 --threads 1 --dtype float32 --json",
+        **files,
+    ).json()
+    assert facts["cases"] == facts["identical"] == 2 * 2
+
+
 def test_check_prints_text(run: Run, files: dict[str, Path]) -> None:
     """One number a line."""
     done = run(
@@ -562,8 +572,16 @@ BAD_INPUT = {
         "no such file",
     ),
     "train on a long name": (
-        f"train --model {{model}} --prompts {'x' * 300} --out {{missing}}",
+        f"train --model {{model}} --prompts {'x' * 300}.jsonl --out {{missing}}",
         "cannot be read",
+    ),
+    "train without such a task": (
+        "train --model {model} --prompts creativ --out {missing}",
+        "'creativ' is neither a task (code, math, chat, creative, mixed) nor a file",
+    ),
+    "train without an excluded task": (
+        "train --model {model} --prompts code --exclude maths --out {missing}",
+        "'maths' is neither a task",
     ),
     "train on a bad file": (
         "train --model {model} --prompts {bad_prompts} --out {missing}",

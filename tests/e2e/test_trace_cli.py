@@ -78,6 +78,7 @@ def test_candidates_and_sampling_are_options(
         ("--max-new-tokens 0", "max_new_tokens"),
         ("--limit 0", "limit is 0"),
         ("--prompts {root}/none.jsonl", "no such file"),
+        ("--prompts poems", "'poems' is neither a task"),
     ],
 )
 def test_wrong_options_are_one_line(

@@ -5,9 +5,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from entmtp.topology import named_topologies
+from entmtp.workload import TASKS
 
 ROOT = Path(__file__).parents[2]
+DATA = ROOT / "src" / "entmtp" / "data"
 FOLDERS = (".ci", "benchmarks", "docs", "examples", "src", "tests")
 
 # put together from parts, so that this file does not hold what it looks for
@@ -58,6 +62,17 @@ def test_no_file_tells_how_it_was_made() -> None:
         str(path) for path, text in text_files() if any(word in text.lower() for word in ORIGIN)
     ]
     assert found == []
+
+
+def test_a_wheel_holds_all_data() -> None:
+    """Trees, heads and prompts are found after an installation, not in a clone alone."""
+    wheel = pytest.importorskip("hatchling.builders.wheel")
+    packed = {
+        file.distribution_path for file in wheel.WheelBuilder(str(ROOT)).recurse_included_files()
+    }
+    data = {path.relative_to(ROOT / "src").as_posix() for path in DATA.rglob("*") if path.is_file()}
+    assert {f"entmtp/data/tasks/{task}.jsonl" for task in TASKS if task != "mixed"} < data
+    assert data - packed == set()
 
 
 def test_the_published_tree_is_unchanged() -> None:

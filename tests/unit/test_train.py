@@ -51,7 +51,7 @@ from entmtp.train.losses import FeatureReader, heads_loss
 from entmtp.train.prompts import Draw, draw_prompts, follow_up
 from entmtp.train.text import TrainingText
 from entmtp.train.trainer import TargetTensors, TrainedKind, train_kind
-from entmtp.workload import PromptRecord
+from entmtp.workload import PromptRecord, read_task
 from fakes import ByteTokenizer, tiny_config, tiny_target
 
 HIDDEN, VOCAB, NUM_HEADS = 8, 30, 3
@@ -609,6 +609,15 @@ def test_prompts_of_a_small_task_are_answered_again(tmp_path: Path) -> None:
     everything = draw_prompts([file], 1000, seed=0, exclude=[tested])
     assert len(everything) == 32
     assert "code 5" not in [d.record.turns[0] for d in everything]
+
+
+def test_tasks_are_drawn_and_excluded_as_files_are(tmp_path: Path) -> None:
+    """A workload is a task or a file; a task can be excluded as a file can."""
+    file = write_prompts(tmp_path / "p.jsonl", ["one", "two", read_task("math", 1)[0].turns[0]])
+    drawn = draw_prompts(["mixed", file], 1000, seed=0, exclude=["math"])
+    tasks = Counter(draw.record.id.split("/")[0] for draw in drawn)
+    assert [tasks[task] for task in ("code", "chat", "creative", "math")] == [56, 56, 56, 0]
+    assert len(drawn) == 3 * 56 + 2
 
 
 def test_jobs_follow_from_the_draw(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ def encode_records(engine: Engine, records: Sequence[PromptRecord]) -> list[Trac
         tokens = engine.chat_prompt(turn) if has_template else engine.encode(turn)
         if (record.task, record.id, tokens) in seen:
             raise InputError(
-                f"prompt {record.id!r} of task {record.task!r} occurs twice; name each file once"
+                f"prompt {record.id!r} of task {record.task!r} occurs twice; name each task and "
+                "file once, and mixed without its parts"
             )
         seen.add((record.task, record.id, tokens))
         window = engine.target.config.context_window

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from entmtp.commands.options import load_engine, model_options
+from entmtp.commands.options import load_engine, model_options, read_records
 from entmtp.commands.provenance import machine_facts
 from entmtp.commands.trace import prompt_options, show_progress
 from entmtp.errors import BankError, InputError
 from entmtp.params import SamplingParams, TypicalParams
-from entmtp.workload import read_prompts
 
 if TYPE_CHECKING:
     from entmtp.calibrate.build import CalibrateParams, CalibrationRun
@@ -63,7 +62,7 @@ _QUICK_TOKENS, _QUICK_LIMIT = 128, 16
 @click.option("--threads", type=int, default=None, help="CPU threads.")
 @model_options(trees=False)
 def calibrate(
-    prompt_files: tuple[Path, ...],
+    workloads: tuple[str, ...],
     limit: int | None,
     max_new_tokens: int,
     output: Path,
@@ -90,7 +89,7 @@ def calibrate(
         make_report_folder(report)
     _check_output(output)
     params = _params(options, is_quick)
-    records = [r for file in prompt_files for r in read_prompts(file, limit)]
+    records = read_records(workloads, limit)
     engine = load_engine(options)
 
     from entmtp.calibrate.build import Calibrator

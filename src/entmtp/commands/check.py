@@ -2,13 +2,17 @@
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from entmtp.commands.options import integer_list, load_engine, model_options
-from entmtp.workload import read_prompts
+from entmtp.commands.options import (
+    integer_list,
+    load_engine,
+    model_options,
+    prompts_option,
+    read_records,
+)
 
 if TYPE_CHECKING:
     from entmtp.check import CheckReport
@@ -17,15 +21,8 @@ __all__ = ["check"]
 
 
 @click.command()
-@click.option(
-    "--prompts",
-    "prompt_files",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    required=True,
-    help="A file of prompts; repeatable.",
-)
-@click.option("--limit", type=int, default=None, help="Prompts taken from each file.")
+@prompts_option()
+@click.option("--limit", type=int, default=None, help="Prompts taken from each task or file.")
 @click.option("--max-new-tokens", type=int, default=64, show_default=True)
 @click.option("--batch-sizes", default="1", show_default=True, callback=integer_list)
 @click.option(
@@ -35,7 +32,7 @@ __all__ = ["check"]
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @model_options(trees=False)
 def check(
-    prompt_files: tuple[Path, ...],
+    workloads: tuple[str, ...],
     limit: int | None,
     max_new_tokens: int,
     **options: Any,
@@ -46,7 +43,7 @@ def check(
     """
     as_json, seed = options.pop("as_json"), options.pop("seed")
     batch_sizes, threads = options.pop("batch_sizes"), options.pop("threads")
-    records = [r for file in prompt_files for r in read_prompts(file, limit)]
+    records = read_records(workloads, limit)
     engine = load_engine(options)
 
     from entmtp.check import run_check

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from entmtp.commands.options import load_engine, model_options
+from entmtp.commands.options import load_engine, model_options, read_records
 from entmtp.commands.trace import prompt_options
 from entmtp.errors import InputError
 from entmtp.params import SamplingParams
-from entmtp.workload import read_prompts
 
 if TYPE_CHECKING:
     from entmtp.checkpoints.verify import VerifyReport
@@ -159,7 +158,7 @@ def verify(path: str, model: str | None, **options: Any) -> None:
 @model_options(trees=False)
 @_JSON
 def evaluate(
-    prompt_files: tuple[Path, ...],
+    workloads: tuple[str, ...],
     limit: int | None,
     max_new_tokens: int,
     file: Path | None,
@@ -168,11 +167,11 @@ def evaluate(
 ) -> None:
     """Measure what heads are worth: tokens a step of trees grown on half of the prompts.
 
-    Each task of the prompt files is scored on the half that its trees were not grown on.
+    Each task of the prompts is scored on the half that its trees were not grown on.
     """
     from entmtp.commands.evaluation import evaluate_drafter
 
-    records = [r for path in prompt_files for r in read_prompts(path, limit)]
+    records = read_records(workloads, limit)
     sampling = SamplingParams(
         max_new_tokens=max_new_tokens,
         temperature=options.pop("temperature"),

@@ -1,12 +1,13 @@
 """Options that several commands share; defaults come from the parameter classes."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from entmtp.params import SamplingParams, TypicalParams
+from entmtp.workload import TASKS, PromptRecord, read_workload
 
 if TYPE_CHECKING:
     from entmtp.engine import Engine
@@ -15,6 +16,8 @@ __all__ = [
     "integer_list",
     "load_engine",
     "model_options",
+    "prompts_option",
+    "read_records",
     "sampling_options",
     "sampling_params",
     "typical_params",
@@ -172,6 +175,28 @@ _SAMPLING_OPTIONS = (
         help="Of typical acceptance.",
     ),
 )
+
+
+def prompts_option(*, is_required: bool = True) -> Callable[[_Function], _Function]:
+    """Option ``--prompts``: names of tasks and files, for ``workload.read_workload``."""
+    # text, not a path: a path would make "code" of "./code", which is a file and not a task
+    return click.option(
+        "--prompts",
+        "workloads",
+        multiple=True,
+        required=is_required,
+        metavar="TASK|FILE",
+        help=f"Prompts of the package ({', '.join(TASKS)}) or a file of prompts; repeatable.",
+    )
+
+
+def read_records(workloads: Iterable[str], limit: int | None = None) -> list[PromptRecord]:
+    """The records that ``--prompts`` names, at most ``limit`` of each task or file.
+
+    Raises:
+        InputError: a task or file that cannot be read.
+    """
+    return [record for name in workloads for record in read_workload(name, limit)]
 
 
 def model_options(*, trees: bool = True) -> Callable[[_Function], _Function]:

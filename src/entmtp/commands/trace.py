@@ -6,26 +6,26 @@ from typing import Any
 
 import click
 
-from entmtp.commands.options import integer_list, load_engine, model_options
+from entmtp.commands.options import (
+    integer_list,
+    load_engine,
+    model_options,
+    prompts_option,
+    read_records,
+)
 from entmtp.params import SamplingParams
-from entmtp.workload import read_prompts
 
 __all__ = ["prompt_options", "show_progress", "trace"]
 
 
 def prompt_options(function: Any) -> Any:
-    """Options of a workload: files of prompts, how many, and how long the texts get."""
+    """Options of a workload: tasks and files, how many prompts, and how long the texts get."""
     for option in (
         click.option("--max-new-tokens", type=int, default=256, show_default=True),
-        click.option("--limit", type=int, default=None, help="Prompts taken from each file."),
         click.option(
-            "--prompts",
-            "prompt_files",
-            type=click.Path(path_type=Path),
-            multiple=True,
-            required=True,
-            help="A file of prompts; repeatable.",
+            "--limit", type=int, default=None, help="Prompts taken from each task or file."
         ),
+        prompts_option(),
     ):
         function = option(function)
     return function
@@ -61,7 +61,7 @@ def show_progress(what: str, done: int, total: int) -> None:
 @click.option("--threads", type=int, default=None, help="CPU threads.")
 @model_options(trees=False)
 def trace(
-    prompt_files: tuple[Path, ...],
+    workloads: tuple[str, ...],
     limit: int | None,
     max_new_tokens: int,
     output: Path,
@@ -79,7 +79,7 @@ def trace(
     )
     depth, widths = options.pop("depth"), options.pop("candidates")
     is_coupled = options.pop("coupled")
-    records = [r for file in prompt_files for r in read_prompts(file, limit)]
+    records = read_records(workloads, limit)
     engine = load_engine(options)
 
     from entmtp.calibrate.collect import TraceSettings

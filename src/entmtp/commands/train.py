@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from entmtp.commands.options import prompts_option, read_records
 from entmtp.commands.train_table import TrainTable
 from entmtp.plotting import make_report_folder
-from entmtp.workload import read_prompts
 
 if TYPE_CHECKING:
     from entmtp.train import TrainedHeads
@@ -43,13 +43,7 @@ _RECIPE_OPTIONS = (
 
 @click.command()
 @click.option("--model", default="smollm2-135m", show_default=True)
-@click.option(
-    "--prompts",
-    "prompt_files",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="A file of prompts; repeatable. Any format that 'check' reads.",
-)
+@prompts_option(is_required=False)
 @click.option(
     "--answers",
     "source",
@@ -71,8 +65,8 @@ _RECIPE_OPTIONS = (
 @click.option(
     "--exclude",
     "excluded",
-    type=click.Path(path_type=Path),
     multiple=True,
+    metavar="TASK|FILE",
     help="Prompts that must not be answered, such as those to test on; repeatable.",
 )
 @click.option(
@@ -137,14 +131,14 @@ _RECIPE_OPTIONS = (
 @click.option("--dtype", default="auto", show_default=True, help="Of the model.")
 def train(
     model: str,
-    prompt_files: tuple[Path, ...],
+    workloads: tuple[str, ...],
     source: Path | None,
     folder: Path,
     kinds: str,
     **options: Any,
 ) -> None:
     """Train heads on the model's own answers: medusa, hydra, hydra++ or mtp."""
-    _check_usage(prompt_files, source, options)
+    _check_usage(workloads, source, options)
     from entmtp.loading.assets import resolve_model, tokenizer_folder
     from entmtp.loading.loader import load_target, set_threads
     from entmtp.loading.tokenizers import load_tokenizer
@@ -157,8 +151,8 @@ def train(
     )
     name, report = Path(model).name, options["report"]
     config = TrainConfig(name, recipes, options["quantize"], train_tokens=options["train_tokens"])
-    for file in (*prompt_files, *options["excluded"]):
-        read_prompts(file, limit=1)  # a wrong name should not have to wait for the model
+    names = (*workloads, *options["excluded"])
+    read_records(names, limit=1)  # a wrong name should not have to wait for the model
     if report is not None:
         make_report_folder(report)
     if options["threads"] is not None:
@@ -171,7 +165,7 @@ def train(
             write_answers(
                 target,
                 tokenizer,
-                prompt_files,
+                workloads,
                 folder,
                 data,
                 table,
@@ -186,15 +180,15 @@ def train(
 
 
 def _check_usage(
-    prompt_files: tuple[Path, ...], source: Path | None, options: dict[str, Any]
+    workloads: tuple[str, ...], source: Path | None, options: dict[str, Any]
 ) -> None:
     """Refuse options that say nothing, or contradict one another."""
-    if source is None and not prompt_files:
+    if source is None and not workloads:
         raise click.UsageError("Missing option '--prompts', or '--answers'.")
     flags = {p.name: p.opts[0] for p in click.get_current_context().command.params}
     given = [flags[name] for name in _DATA_OPTIONS if options[name] is not None]
     given += ["--exclude"] if options["excluded"] else []
-    given += ["--prompts"] if prompt_files else []
+    given += ["--prompts"] if workloads else []
     given += ["--answers-only"] if options["answers_only"] else []
     if source is not None and given:
         raise click.UsageError(

@@ -33,8 +33,8 @@ class AnswerJob:
 
 
 def first_jobs(
-    files: Sequence[Path],
-    exclude: Sequence[Path],
+    workloads: Sequence[str | Path],
+    exclude: Sequence[str | Path],
     tokenizer: Tokenizer,
     window: int,
     config: DataConfig,
@@ -42,8 +42,8 @@ def first_jobs(
     """First turns, without those that leave no room to answer.
 
     Args:
-        files: of prompts.
-        exclude: files of prompts that must not be answered.
+        workloads: tasks and files of prompts.
+        exclude: those whose prompts must not be answered.
         tokenizer: with a chat template.
         window: context window of the target.
         config: how many, and how long.
@@ -52,7 +52,7 @@ def first_jobs(
         TrainingError: there are fewer than two.
     """
     draws = draw_prompts(
-        files, config.num_prompts, config.seed, samples=config.samples, exclude=exclude
+        workloads, config.num_prompts, config.seed, samples=config.samples, exclude=exclude
     )
     rng = random.Random(config.seed + 1)
     groups: dict[tuple[int, ...], int] = {}

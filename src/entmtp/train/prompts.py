@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from entmtp.errors import TrainingError
-from entmtp.workload import PromptRecord, read_prompts
+from entmtp.workload import PromptRecord, read_workload
 
 __all__ = ["Draw", "draw_prompts", "follow_up"]
 
@@ -28,34 +28,34 @@ class Draw:
 
 
 def draw_prompts(
-    files: Sequence[Path],
+    workloads: Sequence[str | Path],
     num_prompts: int,
     seed: int,
     *,
     samples: int = 1,
-    exclude: Sequence[Path] = (),
+    exclude: Sequence[str | Path] = (),
 ) -> list[Draw]:
-    """Draw prompts as evenly over tasks, and in a task over files, as their numbers allow.
+    """Draw prompts as evenly over tasks, and in a task over workloads, as their numbers allow.
 
     Prompts whose first turns have the same words are drawn once, whatever their case and
-    punctuation. Where a file has too few for its share, its prompts are drawn again.
+    punctuation. Where a workload has too few for its share, its prompts are drawn again.
 
     Args:
-        files: prompt files, any format of :mod:`entmtp.workload`.
+        workloads: tasks and files of prompts, as :func:`entmtp.workload.read_workload` takes them.
         num_prompts: at most this many draws; all there are if there are fewer.
         seed: of the draw and the order.
         samples: most draws of one prompt.
-        exclude: files of prompts that must not be drawn, such as those that will be tested on.
+        exclude: workloads that must not be drawn from, such as those that will be tested on.
 
     Raises:
         TrainingError: there are fewer than two prompts.
     """
     rng = random.Random(seed)
-    seen = {_words(turn) for file in exclude for r in read_prompts(file) for turn in r.turns}
+    seen = {_words(turn) for name in exclude for r in read_workload(name) for turn in r.turns}
     tasks: dict[str, list[list[PromptRecord]]] = {}
-    for file in files:
+    for name in workloads:
         pools: dict[str, list[PromptRecord]] = {}
-        for record in read_prompts(file):
+        for record in read_workload(name):
             words = _words(record.turns[0])
             if words not in seen:
                 seen.add(words)

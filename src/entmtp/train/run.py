@@ -56,13 +56,13 @@ class TrainedHeads:
 def write_answers(  # noqa: PLR0913 - the last two are keyword-only
     target: Target,
     tokenizer: Tokenizer,
-    prompt_files: Sequence[Path],
+    workloads: Sequence[str | Path],
     folder: Path,
     config: DataConfig,
     progress: Progress,
     *,
     model_name: str,
-    exclude: Sequence[Path] = (),
+    exclude: Sequence[str | Path] = (),
 ) -> None:
     """Let the target answer prompts; goes on where an earlier run in ``folder`` ended.
 
@@ -72,12 +72,12 @@ def write_answers(  # noqa: PLR0913 - the last two are keyword-only
     Args:
         target: that answers.
         tokenizer: with a chat template.
-        prompt_files: of any format that :mod:`entmtp.workload` reads.
+        workloads: tasks and files of prompts, as :func:`entmtp.workload.read_workload` takes them.
         folder: for the answers.
         config: how many, and how.
         progress: told what is done.
         model_name: of the target.
-        exclude: files of prompts that must not be answered.
+        exclude: those whose prompts must not be answered.
 
     Raises:
         TrainingError: the folder belongs to a run with other settings or another model, or cannot
@@ -85,7 +85,7 @@ def write_answers(  # noqa: PLR0913 - the last two are keyword-only
         InputError: a prompt file cannot be read.
     """
     window = target.config.context_window
-    jobs = first_jobs(prompt_files, exclude, tokenizer, window, config)
+    jobs = first_jobs(workloads, exclude, tokenizer, window, config)
     with open_folder(folder):
         (folder / "answers").mkdir(exist_ok=True)
         claim_answers(folder, target, model_name, jobs, config)
