@@ -32,12 +32,12 @@ from entmtp.train import (
     DataConfig,
     HeadsRecipe,
     TrainConfig,
-    TrainedHeads,
     TrainEvent,
     train_heads,
     write_answers,
 )
 from entmtp.train import data as answer_files
+from entmtp.train.accuracy import measured_sequences
 from entmtp.train.batches import (
     IGNORED,
     Batch,
@@ -48,43 +48,26 @@ from entmtp.train.batches import (
 from entmtp.train.data import Answers, collect_answers, load_answers
 from entmtp.train.jobs import AnswerJob, first_jobs, second_jobs
 from entmtp.train.losses import FeatureReader, heads_loss
+from entmtp.train.plots import plot_history
 from entmtp.train.prompts import Draw, draw_prompts, follow_up
 from entmtp.train.text import TrainingText
 from entmtp.train.trainer import TargetTensors, TrainedKind, train_kind
 from entmtp.workload import PromptRecord, read_task
 from fakes import ByteTokenizer, tiny_config, tiny_target
-
-HIDDEN, VOCAB, NUM_HEADS = 8, 30, 3
-KINDS = ("medusa", "hydra")
-RECIPE = HeadsRecipe(
-    num_heads=NUM_HEADS, hot_vocab_size=VOCAB, epochs=2, batch_size=8, learning_rate=0.01
+from training import (
+    DATA,
+    NUM_HEADS,
+    RECIPE,
+    LastWordsTokenizer,
+    Stop,
+    run_training,
+    silent,
+    stopping_at,
+    write_prompts,
 )
-DATA = DataConfig(num_prompts=6, max_new_tokens=6, batch_size=4)
 
-
-class Stop(Exception):
-    """Stands for whatever ends a run: a signal, a crash, a full disk."""
-
-
-class LastWordsTokenizer(ByteTokenizer):
-    """Its chat prompts end in the user's own words, so that answers differ."""
-
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        return self.encode(messages[-1]["content"])
-
-
-def silent(event: TrainEvent) -> None:
-    """Report nothing."""
-
-
-def stopping_at(last: int, *, stage: str | None = None) -> Callable[[TrainEvent], None]:
-    """A progress report that ends the run at some count."""
-
-    def report(event: TrainEvent) -> None:
-        if event.done >= last and event.stage == (stage or event.stage):
-            raise Stop
-
-    return report
+HIDDEN, VOCAB = 8, 30
+KINDS = ("medusa", "hydra")
 
 
 def make_answers(*lengths: int, seed: int = 0, vocab: int = VOCAB) -> Answers:
@@ -176,33 +159,6 @@ def answer_prompts(target: LlamaTarget, folder: Path, count: int = 5) -> Answers
     """Let a target write twelve tokens to each prompt."""
     collect_answers(recording_engine(target), make_jobs(count), folder, "answers", silent)
     return load_answers(folder)
-
-
-def write_prompts(file: Path, turns: Sequence[str]) -> Path:
-    """A file of prompts in our own layout."""
-    records = [{"id": f"p{i}", "task": "t", "turns": [turn]} for i, turn in enumerate(turns)]
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return file
-
-
-def run_training(
-    folder: Path,
-    *,
-    data: DataConfig = DATA,
-    recipe: HeadsRecipe = RECIPE,
-    name: str = "tiny",
-    progress: Callable[[TrainEvent], None] = silent,
-    turns: Sequence[str] = tuple(f"number {i} of them" for i in range(8)),
-    model_seed: int = 1,
-    **config: Any,
-) -> list[TrainedHeads]:
-    """The whole of training on a tiny target."""
-    file = write_prompts(folder.with_suffix(".jsonl"), turns)
-    target = tiny_target(model_seed, tie_embeddings=False)
-    tokenizer = LastWordsTokenizer()
-    write_answers(target, tokenizer, [file], folder, data, progress, model_name=name)
-    settings = TrainConfig(name, (recipe,), **config)
-    return train_heads(target, folder, folder, settings, progress)
 
 
 # -- what heads see --------------------------------------------------------------------------------
@@ -486,20 +442,96 @@ def test_positions_with_only_cold_tokens_ahead_are_left_out(tmp_path: Path) -> N
     train(answers, tmp_path, replace(RECIPE, hot_vocab_size=1, batch_size=1))
 
 
-def test_text_without_anything_to_learn_is_refused(tmp_path: Path) -> None:
-    """Answers of one token, or of cold tokens alone."""
-    with pytest.raises(TrainingError, match="nothing to train on"):
-        train(make_answers(4, 1, 1), tmp_path)
-    tokens = torch.tensor([5, 5, 5, 5, 5, 6, 7, 8])
-    with pytest.raises(TrainingError, match="nothing to train on"):
-        train(
-            replace(make_answers(5, 3), tokens=tokens), tmp_path, replace(RECIPE, hot_vocab_size=1)
-        )
+@pytest.mark.parametrize("kind", ["hydra", "mtp"])
+def test_text_without_anything_to_learn_is_refused(tmp_path: Path, kind: str) -> None:
+    """Answers of one token, or of cold tokens alone; the message tells how many, and what helps."""
+    message = "2 answers of {} tokens hold nothing to train on.* raise max_new_tokens or hot_vocab"
+    recipe = replace(RECIPE, kind=kind)
+    with pytest.raises(TrainingError, match=message.format(2)):
+        train(make_answers(4, 1, 1), tmp_path, recipe)
+    answers = replace(make_answers(5, 2, 2), tokens=torch.tensor([5, 5, 5, 5, 5, 5, 6, 5, 7]))
+    with pytest.raises(TrainingError, match=message.format(4)):
+        train(answers, tmp_path, replace(recipe, hot_vocab_size=1))
 
 
 def test_a_small_hot_vocabulary_can_be_measured(tmp_path: Path) -> None:
     """Top-8 accuracy over four tokens once failed, after the training was done."""
     train(make_answers(4, 20), tmp_path, replace(RECIPE, hot_vocab_size=4))
+
+
+# -- accuracy over time ----------------------------------------------------------------------------
+
+
+def test_heads_are_measured_at_regular_steps(tmp_path: Path) -> None:
+    """Before the first step, evenly on the way, and at the end, whose numbers are the last."""
+    answers, recipe = make_answers(9, 20, 21), replace(RECIPE, epochs=4, measurements=5)
+    events: list[TrainEvent] = []
+    made = train_all(answers, tmp_path, recipe, events.append)
+    assert [m.step for m in made.history] == [0, 4, 8, 12, 16, 20]
+    assert [m.positions_seen for m in made.history] == [0, 32, 63, 94, 125, 156]
+    assert made.history[0].loss is None
+    assert all(m.loss is not None and m.loss > 0 for m in made.history[1:])
+    assert made.history[-1].top == made.accuracy.top  # all that is held out is measured
+    assert events[7].top1 == tuple(top[0] for top in made.history[1].top)
+    assert events[8].top1 == tuple(top[0] for top in made.history[2].top)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "hydra++", "mtp"])
+def test_measuring_changes_nothing(tmp_path: Path, kind: str) -> None:
+    """Weights, loss and the state of random numbers are those of a run that hardly measures."""
+    answers = make_answers(9, 20, 21)
+    answers = replace(answers, starts=answers.starts + 2)
+    made, random_states = [], []
+    for measurements in (1, 1000):
+        (tmp_path / str(measurements)).mkdir()
+        recipe = replace(RECIPE, kind=kind, num_layers=1, measurements=measurements)
+        made.append(train_all(answers, tmp_path / str(measurements), recipe))
+        random_states.append(torch.get_rng_state())
+    assert len(made[0].history) == 2 < len(made[1].history)
+    assert made[0].history[-1].top == made[1].history[-1].top
+    assert made[0].history[-1].loss == made[1].history[-1].loss
+    first, second = (m.heads.state_dict() for m in made)
+    assert all(torch.equal(second[name], value) for name, value in first.items())
+    assert torch.equal(*random_states)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 5, 6, 9])
+def test_a_run_that_was_killed_has_the_same_history(tmp_path: Path, num_steps: int) -> None:
+    """What was measured lies in the checkpoint, and nothing is measured twice."""
+    answers, recipe = make_answers(4, 20, 21), replace(RECIPE, measurements=4)
+    (tmp_path / "whole").mkdir()
+    whole = train_all(answers, tmp_path / "whole", recipe)
+    with pytest.raises(Stop):
+        train(answers, tmp_path, recipe, stopping_at(num_steps), checkpoint_s=0)
+    assert train_all(answers, tmp_path, recipe).history == whole.history
+
+
+def test_few_answers_are_measured_on_the_way() -> None:
+    """At most 40 of at most 2,000 positions, the same ones each time."""
+    many, long, endless = (make_answers(*[n] * 60) for n in (11, 401, 3000))
+    for answers, number in ((many, 40), (long, 5), (endless, 1)):
+        chosen = measured_sequences(answers, range(5, 60))
+        assert len(set(chosen)) == len(chosen) == number
+        assert min(chosen) >= 5
+        assert chosen == measured_sequences(answers, range(5, 60))
+    assert measured_sequences(make_answers(1, 1), [0, 1]) == []
+
+
+def test_the_plot_shows_all_kinds(tmp_path: Path) -> None:
+    """A picture of a sensible size, for one kind and for several."""
+    kinds = {}
+    for kind in KINDS:
+        (tmp_path / kind).mkdir()
+        recipe = replace(RECIPE, kind=kind)
+        kinds[kind] = train_all(make_answers(9, 20, 21), tmp_path / kind, recipe).history
+    widths = []
+    for shown in (dict(list(kinds.items())[:1]), kinds):
+        data = plot_history(shown, tmp_path).read_bytes()
+        assert data.startswith(b"\x89PNG")
+        widths.append(int.from_bytes(data[16:20], "big"))
+    assert 700 < widths[0] < widths[1] < 1500
+    with pytest.raises(InputError, match=r"training\.png: cannot be written"):
+        plot_history(kinds, tmp_path / "missing")
 
 
 # -- answers ---------------------------------------------------------------------------------------
@@ -692,13 +724,17 @@ def test_too_few_prompts_are_refused(tmp_path: Path, turns: list[str], message: 
 
 def test_a_run_leaves_heads_and_a_report(tmp_path: Path) -> None:
     """The heads can be loaded for their target; the report says how good they are."""
-    trained = run_training(tmp_path / "out")[0]
+    trained = run_training(tmp_path / "out")
     heads = load_heads(trained.file, hidden_size=32, vocab_size=257, target="tiny")
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert isinstance(heads, HydraHeads)
     assert heads.config.num_heads == NUM_HEADS
     assert (report["model"], report["num_answers"]) == ("tiny", 6)
     assert report["heads"][0]["held_out"]["top"] == [list(t) for t in trained.accuracy.top]
+    history = report["heads"][0]["history"]
+    assert [entry["step"] for entry in history] == [m.step for m in trained.history]
+    assert history[0].keys() == {"step", "positions_seen", "loss", "top1", "top2", "top4", "top8"}
+    assert history[-1]["top2"] == [shares[1] for shares in trained.history[-1].top]
     assert trained.accuracy.num_positions[0] > 0
 
 
@@ -732,8 +768,8 @@ def test_a_whole_run_that_was_killed_goes_on(tmp_path: Path, stage: str) -> None
     """In either stage; the heads are those of a run that was left alone."""
     with pytest.raises(Stop):
         run_training(tmp_path / "part", progress=stopping_at(3, stage=stage))
-    resumed = load_file(run_training(tmp_path / "part")[0].file)
-    whole = load_file(run_training(tmp_path / "whole")[0].file)
+    resumed = load_file(run_training(tmp_path / "part").file)
+    whole = load_file(run_training(tmp_path / "whole").file)
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
 
 

@@ -140,7 +140,7 @@ class TrainTable:
         lines = [_COLUMNS, *(row.cells() for row in self._rows.values())]
         up = f"\x1b[{self._height}F" if self._height else ""
         body = "".join(f"\x1b[2K{line[:width]}\n" for line in lines)
-        click.echo(up + body, nl=False, err=True)
+        click.echo(up + body, nl=False, err=True, color=True)
         self._height = len(lines)
 
 

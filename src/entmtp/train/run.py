@@ -26,8 +26,8 @@ from entmtp.train.data import answers_by_job, collect_answers
 from entmtp.train.files import open_folder, write_text
 from entmtp.train.jobs import AnswerJob, first_jobs, second_jobs
 from entmtp.train.progress import Progress
-from entmtp.train.settings import check_states, claim_answers, read_settings
-from entmtp.train.text import TEXT_FILE, TrainingText, open_text
+from entmtp.train.settings import TEXT_FILE, check_states, claim_answers, read_settings
+from entmtp.train.text import TrainingText, open_text
 from entmtp.train.trainer import TargetTensors, train_kind
 
 __all__ = ["TrainedHeads", "train_heads", "write_answers"]
@@ -87,8 +87,8 @@ def write_answers(  # noqa: PLR0913 - the last two are keyword-only
     window = target.config.context_window
     jobs = first_jobs(workloads, exclude, tokenizer, window, config)
     with open_folder(folder):
-        (folder / "answers").mkdir(exist_ok=True)
         claim_answers(folder, target, model_name, jobs, config)
+        (folder / "answers").mkdir(exist_ok=True)
         if not (folder / TEXT_FILE).exists():
             _write(target, tokenizer, jobs, config, folder / "answers", progress)
 

@@ -19,7 +19,10 @@ from entmtp.train.data import load_answers, shard_names
 from entmtp.train.files import write_text
 from entmtp.train.jobs import AnswerJob
 
-__all__ = ["check_states", "claim_answers", "read_json", "read_settings"]
+__all__ = ["TEXT_FILE", "check_states", "claim_answers", "read_json", "read_settings"]
+
+TEXT_FILE = "text.json"
+"""What a run trains on; where it is, training has begun."""
 
 _FILE = "settings.json"
 _FREE = ("batch_size", "answer_minutes")
@@ -70,6 +73,11 @@ def claim_answers(
                 "or another output folder"
             )
         check_states(folder, target)
+    elif (folder / TEXT_FILE).exists():
+        raise TrainingError(
+            f"{folder}: this folder holds heads of answers in another folder; go on with them by "
+            "--answers, or use another output folder"
+        )
     write_text(file, json.dumps({**settings, "model_digest": weights}, indent=1))
 
 

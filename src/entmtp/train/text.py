@@ -17,10 +17,7 @@ from entmtp.train.data import Answers, AnswerSizes, load_answers, read_sizes, sh
 from entmtp.train.files import write_text
 from entmtp.train.settings import read_json
 
-__all__ = ["TEXT_FILE", "TrainingText", "open_text"]
-
-TEXT_FILE = "text.json"
-"""In the folder of a run; where it is, training has begun."""
+__all__ = ["TrainingText", "open_text"]
 
 
 @dataclass(frozen=True)
