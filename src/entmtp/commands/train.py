@@ -179,9 +179,7 @@ def train(
     _print_results(trained, report)
 
 
-def _check_usage(
-    workloads: tuple[str, ...], source: Path | None, options: dict[str, Any]
-) -> None:
+def _check_usage(workloads: tuple[str, ...], source: Path | None, options: dict[str, Any]) -> None:
     """Refuse options that say nothing, or contradict one another."""
     if source is None and not workloads:
         raise click.UsageError("Missing option '--prompts', or '--answers'.")

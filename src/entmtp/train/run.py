@@ -82,7 +82,7 @@ def write_answers(  # noqa: PLR0913 - the last two are keyword-only
     Raises:
         TrainingError: the folder belongs to a run with other settings or another model, or cannot
             be written to, or there are too few prompts.
-        InputError: a prompt file cannot be read.
+        InputError: prompts cannot be read.
     """
     window = target.config.context_window
     jobs = first_jobs(workloads, exclude, tokenizer, window, config)
