@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,9 +86,11 @@ def batch_of(answers: Answers, heads: Heads) -> Batch:
     return maker.at(answers.positions(sequences))
 
 
-def features_of(answers: Answers, heads: Heads) -> list[Tensor]:
+def features_of(
+    answers: Answers, heads: Heads, reader_type: type[FeatureReader] = FeatureReader
+) -> list[Tensor]:
     """Of every depth."""
-    reader = FeatureReader(heads, TARGET.embedding(), DEPTHS)
+    reader = reader_type(heads, TARGET.embedding(), DEPTHS)
     with torch.no_grad():
         return list(reader.read(batch_of(answers, heads)))
 
@@ -121,11 +124,26 @@ def test_ranks_in_training_are_those_of_a_trace(kind: str, tmp_path: Path) -> No
     assert num_compared > 60
 
 
-@pytest.mark.parametrize("depth", range(DEPTHS))
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_ahead_leaks_into_a_depth(kind: str, depth: int, tmp_path: Path) -> None:
-    """States and tokens from the target of a depth on can be anything: its features stay."""
-    answers, heads = written(tmp_path), heads_of(kind)
+class TokensOneTooFar(FeatureReader):
+    """A hand-made leak: every depth reads the draft tokens of the next example."""
+
+    def read(self, batch: Batch) -> Iterator[Tensor]:
+        yield from super().read(replace(batch, above=batch.above.roll(-1, dims=0)))
+
+
+class StatesOneTooFar(FeatureReader):
+    """A hand-made leak: every example reads the state or the row of the next one."""
+
+    def read(self, batch: Batch) -> Iterator[Tensor]:
+        text = batch.text and replace(batch.text, index=batch.text.index.roll(-1))
+        yield from super().read(replace(batch, hidden=batch.hidden.roll(-1, dims=0), text=text))
+
+
+def is_blind(
+    kind: str, depth: int, folder: Path, reader_type: type[FeatureReader] = FeatureReader
+) -> bool:
+    """Whether the features of a depth stay where all from its target on is something else."""
+    answers, heads = written(folder), heads_of(kind)
     root = int(answers.starts[2]) + 6
     row = answers.positions(range(5)).tolist().index(root)
     changed = copy.deepcopy(answers)
@@ -133,9 +151,63 @@ def test_nothing_ahead_leaks_into_a_depth(kind: str, depth: int, tmp_path: Path)
     end = int(answers.offsets[3])
     changed.tokens[first:end] = (changed.tokens[first:end] + 1) % VOCAB
     changed.hidden[root + 1 : end] += 1  # the state at the root is hidden[root + 1]
-    before, after = features_of(answers, heads)[depth], features_of(changed, heads)[depth]
-    torch.testing.assert_close(after[row], before[row], rtol=1e-5, atol=1e-6)
+    before, after = (features_of(a, heads, reader_type)[depth] for a in (answers, changed))
     assert not torch.allclose(after[row + depth + 2 :], before[row + depth + 2 :])
+    return torch.allclose(after[row], before[row], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("depth", range(DEPTHS))
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_ahead_leaks_into_a_depth(kind: str, depth: int, tmp_path: Path) -> None:
+    """States and tokens from the target of a depth on can be anything: its features stay."""
+    assert is_blind(kind, depth, tmp_path)
+
+
+@pytest.mark.parametrize("leak", [TokensOneTooFar, StatesOneTooFar])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_leak_would_be_seen(kind: str, leak: type[FeatureReader], tmp_path: Path) -> None:
+    """Off by one, the target itself or what has read it; only Medusa heads read no tokens."""
+    reads_no_tokens = kind == "medusa" and leak is TokensOneTooFar
+    assert is_blind(kind, 1, tmp_path, leak) == reads_no_tokens
+
+
+def gradients(answers: Answers, heads: Heads, embedding: Tensor) -> list[Tensor]:
+    """Of all parameters, for half cross-entropy, half divergence."""
+    heads.zero_grad()
+    reader = FeatureReader(heads, embedding, DEPTHS)
+    heads_loss(heads, reader, batch_of(answers, heads), 0.8, 0.5).backward()  # type: ignore[no-untyped-call]
+    return [p.grad.clone() for p in heads.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("part", ["prompts", "answers"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompt_tokens_are_no_targets(kind: str, part: str, tmp_path: Path) -> None:
+    """Other tokens with the same embeddings change nothing in a prompt, and much in an answer."""
+    answers, heads = written(tmp_path), heads_of(kind)
+    twins = torch.arange(VOCAB) ^ 1
+    embedding = TARGET.embedding()[torch.arange(VOCAB) // 2 * 2]
+    is_answer = torch.zeros(len(answers.tokens), dtype=torch.bool)
+    for start, end in zip(answers.starts.tolist(), answers.offsets[1:].tolist(), strict=True):
+        is_answer[start:end] = True
+    is_changed = is_answer == (part == "answers")
+    tokens = torch.where(is_changed, twins[answers.tokens], answers.tokens)
+    pair = [
+        gradients(replace(answers, tokens=t), heads, embedding) for t in (answers.tokens, tokens)
+    ]
+    is_same = all(torch.equal(*grads) for grads in zip(*pair, strict=True))
+    assert is_same == (part == "prompts")
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_position_wise_heads_learn_nothing_from_prompts(kind: str, tmp_path: Path) -> None:
+    """Other tokens and other states in all prompts: the same gradients."""
+    answers, heads = written(tmp_path), heads_of(kind)
+    changed = copy.deepcopy(answers)
+    for first, start in zip(answers.offsets.tolist(), answers.starts.tolist(), strict=False):
+        changed.tokens[first:start] = (changed.tokens[first:start] + 1) % VOCAB
+        changed.hidden[first:start] += 1
+    pair = [gradients(a, heads, TARGET.embedding()) for a in (answers, changed)]
+    assert all(torch.equal(*grads) for grads in zip(*pair, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -161,7 +233,7 @@ def test_the_divergence_is_zero_for_heads_that_are_the_target(tmp_path: Path) ->
     batch = batch_of(answers, heads)
 
     class Oracle(FeatureReader):
-        def read(self, batch: Batch):  # type: ignore[no-untyped-def]
+        def read(self, batch: Batch) -> Iterator[Tensor]:
             assert batch.teacher is not None
             yield batch.teacher[:, 0]
 
