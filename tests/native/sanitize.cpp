@@ -392,7 +392,7 @@ void run(const char* isa, const Config& c, bool is_shared, Out& first) {
 
 int main(int argc, char** argv) {
     bool is_shared = argc > 1 && strcmp(argv[1], "shared") == 0;
-    check(entmtp_abi() == 2, "abi");
+    check(entmtp_abi() == 3, "abi");
     check(!entmtp_isa_supported("sse9"), "an unknown instruction set");
     float rows[16 * 33] = {};
     std::vector<uint8_t> panels(entmtp_packed_bytes(33, 16));
