@@ -128,15 +128,15 @@ def time_kind(
         name: Sequenced(drafter, output.hidden[0], prompt.tolist())
         for name, drafter in drafters.items()
     }
-    shapes = [(rows, depth) for rows in args.rows for depth in args.depths]
+    trees = {(n, depth): tree_of(n, depth) for n in args.rows for depth in args.depths}
     found: dict[tuple[int, int], dict[str, list[float]]] = {
-        shape: {name: [] for name in texts} for shape in shapes
+        shape: {name: [] for name in texts} for shape in trees
     }
     for _ in range(args.repeats):
-        for shape in shapes:
+        for shape, tree in trees.items():
             for name, text in texts.items():
                 target.forward([Segment(cache, prompt[:1], np.arange(1))], needs_logits=False)
-                found[shape][name].append(1000 * text.draft(tree_of(*shape)))
+                found[shape][name].append(1000 * text.draft(tree))
     entries: list[dict[str, object]] = []
     for (rows, depth), times in found.items():
         entry: dict[str, object] = {"rows": rows, "depth": depth}

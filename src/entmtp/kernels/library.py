@@ -265,6 +265,8 @@ def address(array: npt.NDArray[Any] | None) -> int | None:
     if array is None:
         return None
     assert array.flags.c_contiguous  # noqa: S101 - our own arrays are
+    if array.size and array.flags.writeable:  # a third of the time of the other way
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))
     return int(array.ctypes.data)
 
 
