@@ -1,4 +1,4 @@
-"""Milliseconds of filling a draft tree in the native core: one call a depth, and its torch twin.
+"""Milliseconds of filling a draft tree in the native core, and by its twin in torch.
 
 Both drafters are timed in turn in one process, each behind a step of the target, so that weights
 come from memory as they do in decoding. A tree of R rows has R nodes at every depth, each but the

@@ -143,8 +143,8 @@ def test_a_long_chain_of_a_recurrent_module() -> None:
 
 # Relative error of a row of scores against float32, in the 2-norm about its mean: the largest of
 # any row, measured on the trees below with twelve texts and both models. The products that torch
-# makes around the same core are as far off, or farther. 1.5 times the value is allowed; a row under a
-# wrong mask or position is off by about 1.
+# makes around the same core are as far off, or farther. 1.5 times the value is allowed; a row under
+# a wrong mask or position is off by about 1.
 ERRORS = {
     "medusa": 0.015,
     "medusa, tied, own output": 0.020,

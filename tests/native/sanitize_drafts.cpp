@@ -2,57 +2,11 @@
 // whose trees are held depth by depth. Every row is compared, bit for bit, with the same row alone
 // on one thread, where tokens are committed one by one. Usage: sanitize_drafts [shared], as
 // sanitize.
-#include "weighted.h"
-#include <algorithm>
+#include "drafted.h"
 #include <climits>
 #include <map>
-#include <numeric>
 
 namespace {
-
-constexpr int kTokens = 90, kColumns = 75, kPrefix = 131;
-
-struct Scored { Floats scores, values; Ints best; };
-
-// Where a job puts what is wanted of `rows` rows: all scores, or the best columns under noise.
-Ranking ranking(Scored& out, int rows, int count, const std::vector<const float*>& noise, const Floats& scale) {
-    out.scores.assign(count ? 0 : size_t(rows) * kColumns, 0), out.best.assign(size_t(rows) * count, -1);
-    out.values.assign(size_t(rows) * count, 0);
-    if (!count) return {out.scores.data(), 0, nullptr, nullptr, nullptr, nullptr};
-    return {nullptr, count, out.best.data(), out.values.data(), noise.empty() ? nullptr : noise.data(), noise.empty() ? nullptr : scale.data()};
-}
-
-// The columns are those of a stable sort of all scores.
-void check_best(const Floats& scores, const Scored& ranked, int rows, int count, const Ints& hot, const std::vector<const float*>& noise, const Floats& scale) {
-    for (int r = 0; r < rows; r++) {
-        Floats z(scores.begin() + r * kColumns, scores.begin() + (r + 1) * kColumns);
-        if (!noise.empty() && noise[r]) for (int i = 0; i < kColumns; i++) z[i] = noise[r][hot[i]] + z[i] * scale[r];
-        Ints order(kColumns);
-        std::iota(order.begin(), order.end(), 0);
-        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return z[a] > z[b]; });
-        for (int i = 0; i < count; i++) check(ranked.best[size_t(r) * count + i] == order[i], "the best columns", r);
-    }
-}
-
-struct World {  // a target's threads, and what drafters read of it
-    Weighted weighted;
-    Engine *target, *plain;
-    const float* embedding;
-    Ints hot;
-    std::vector<Floats> noises;
-    World(const Config& c, const char* isa, int threads) : weighted(c, isa) {
-        target = entmtp_model_new(&c, &weighted.w, threads, isa);
-        plain = entmtp_model_new(&c, &weighted.w, 1, isa);
-        check(target && plain, "model");
-        embedding = weighted.vector(size_t(kTokens) * c.hidden, 0, 1);
-        for (int i = 0; i < kColumns; i++) hot.push_back((i * 7 + 3) % kTokens);
-        for (int i = 0; i < 3; i++) noises.push_back(normal(kTokens));
-    }
-    World(const World&) = delete;
-    ~World() { entmtp_model_free(target), entmtp_model_free(plain); }
-    Vocabulary vocabulary() const { return {embedding, 1.5f, kTokens, kColumns, hot.data()}; }
-    Floats normal(size_t size) { weighted.vector(size, 0, 1); return weighted.floats.back(); }
-};
 
 // ---------------------------------------------------------------- heads
 
@@ -64,6 +18,61 @@ Scored run_head(Engine* e, int head, const Floats& base, int hidden, const Ints&
     int code = entmtp_heads_run(e, &job);
     check(code == 0, "heads", code);
     return out;
+}
+
+// Whole trees: every child is the column of its rank when its parent's row is scored alone.
+void fill_by_heads(World& w, Engine* e, Engine* alone, bool reads_tokens, int width) {
+    const int hidden = w.weighted.c.hidden;
+    Floats base = w.normal(2 * static_cast<size_t>(hidden));
+    Tree first(w.weighted.rng, width, w.noises[0].data()), second(w.weighted.rng, 5, nullptr);
+    EntmtpTree views[] = {first.view(2), second.view(1)};
+    check(entmtp_heads_fill(e, base.data(), views, 2) == 0, "fill");
+    for (int d = 0; d < 2; d++) {
+        const EntmtpLevel& l = first.levels[d];
+        for (int c = 0; c < l.children; c++) {
+            Ints above;
+            for (int t = 0; reads_tokens && t <= d; t++) above.push_back(first.tokens[l.paths[l.parents[c] * (d + 1) + t]]);
+            Scored one = run_head(alone, d, base, hidden, {0}, above, 9, {first.noise[d]}, {0.7f});
+            check(first.tokens[l.nodes[c]] == w.hot[one.best[l.ranks[c]]], "a child of a filled tree", c);
+        }
+    }
+}
+
+// Trees that make no sense, for heads and blocks alike.
+template <class Run> void bad_trees(World& w, int code_of_levels, Run run) {
+    struct Bad { const char* what; void (*spoil)(Tree&, EntmtpTree&); };
+    const Bad cases[] = {
+        {"no nodes", [](Tree&, EntmtpTree& v) { v.num_nodes = 0; }},
+        {"fewer nodes", [](Tree&, EntmtpTree& v) { v.num_nodes = 4; }},
+        {"no levels", [](Tree&, EntmtpTree& v) { v.num_levels = 0; }},
+        {"no tokens", [](Tree&, EntmtpTree& v) { v.tokens = nullptr; }},
+        {"two roots", [](Tree& t, EntmtpTree&) { t.levels[0].rows = 2; }},
+        {"rows below", [](Tree& t, EntmtpTree&) { t.levels[1].rows = -1; }},
+        {"too many rows", [](Tree& t, EntmtpTree&) { t.levels[1].rows = INT_MAX; }},
+        {"too many children", [](Tree& t, EntmtpTree&) { t.levels[1].children = INT_MAX; }},
+        {"no width", [](Tree& t, EntmtpTree&) { t.levels[1].width = 0; }},
+        {"more than are ranked", [](Tree& t, EntmtpTree&) { t.levels[0].width = kMaxBest + 1; }},
+        {"a node below", [](Tree& t, EntmtpTree&) { t.arrays[1].nodes[0] = 0; }},
+        {"a node above", [](Tree& t, EntmtpTree&) { t.arrays[1].nodes[1] = INT_MAX; }},
+        {"a parent above", [](Tree& t, EntmtpTree&) { t.arrays[1].parents[1] = t.levels[1].rows; }},
+        {"a rank above", [](Tree& t, EntmtpTree&) { t.arrays[0].ranks[1] = 9; }},
+        {"a path beyond", [](Tree& t, EntmtpTree&) { t.arrays[1].paths[1] = static_cast<int>(t.tokens.size()); }},
+        {"no paths", [](Tree& t, EntmtpTree&) { t.levels[1].paths = nullptr; }},
+    };
+    for (const Bad& bad : cases) {
+        Tree tree(w.weighted.rng, 6, nullptr);
+        EntmtpTree view = tree.view(2);
+        check(run(tree, view) == 0, "the tree before it is spoiled");
+        bad.spoil(tree, view);
+        int code = run(tree, view);
+        check(code == 11, bad.what, code);
+    }
+    Tree tree(w.weighted.rng, 6, nullptr);
+    EntmtpTree view = tree.view(3);
+    check(run(tree, view) == code_of_levels, "a tree of three depths");
+    tree.tokens[0] = kTokens, view.num_levels = 1;
+    int code = run(tree, view);
+    check(code == 7 || (code == 0 && code_of_levels == 11), "a root above", code);
 }
 
 void bad_head_jobs(Engine* e, int hidden) {
@@ -139,6 +148,9 @@ void heads(World& w, bool is_shared) {
                     check_best(all.scores, run_head(e, head, base, hidden, base_of, tokens, count, noise, scale), rows, count, w.hot, noise, scale);
                 }
             }
+        for (int width : {1, 7, 150}) if (!is_shared) fill_by_heads(w, e, alone, list == &hydra, width);
+        Floats base = w.normal(hidden);
+        if (!is_shared) bad_trees(w, 11, [&](Tree&, EntmtpTree& view) { return entmtp_heads_fill(e, base.data(), &view, 1); });
         if (list == &hydra && !is_shared) bad_head_jobs(e, hidden);
         entmtp_model_free(e), entmtp_model_free(alone);
     }
@@ -272,6 +284,53 @@ void block_tree(World& w, Engine* e, Engine* alone, bool is_joined, int width) {
     entmtp_cache_free(cache), entmtp_cache_free(other);
 }
 
+// Two trees behind what waits of their texts: as on one thread, where each is filled alone.
+void block_fill(World& w, Engine* e, Engine* alone, int width) {
+    const int hidden = w.weighted.c.hidden;
+    Tree first(w.weighted.rng, width, w.noises[1].data()), second(w.weighted.rng, 4, nullptr);
+    Floats inputs = w.normal(9 * static_cast<size_t>(hidden));
+    Ints words{1, 2, 3, 4, 5, 6, 7, 8, 9};
+    auto text = [&](Engine* on, int rows, const Tree& tree) { return EntmtpText{entmtp_cache_new(on, rows + tree.num_held), rows, inputs.data(), words.data()}; };
+    EntmtpText texts[] = {text(e, 9, first), text(e, 3, second)}, own[] = {text(alone, 9, first), text(alone, 3, second)};
+    EntmtpTree views[] = {first.view(3), second.view(2)};
+    check(entmtp_block_fill(e, texts, views, 2) == 0, "fill");
+    Ints found[] = {first.tokens, second.tokens};
+    for (int i = 0; i < 2; i++) {
+        Ints& tokens = i ? second.tokens : first.tokens;
+        std::fill(tokens.begin() + 1, tokens.end(), tokens[0]);
+        check(entmtp_block_fill(alone, &own[i], &views[i], 1) == 0, "fill");
+        check(tokens == found[i], "a filled tree", i);
+        check(entmtp_cache_length(texts[i].cache) == texts[i].num_rows, "the text that was read");
+        num_compared++;
+    }
+    EntmtpText full = texts[1];
+    full.num_rows = 200;
+    check(entmtp_block_fill(e, &full, views, 1) == 4, "more rows than fit");
+    full = texts[1], full.inputs = nullptr;
+    check(entmtp_block_fill(e, &full, views, 1) == 2 && entmtp_block_fill(e, texts, views, 0) == 2, "nothing to read");
+    for (EntmtpText* list : {texts, own}) for (int i = 0; i < 2; i++) entmtp_cache_free(list[i].cache);
+}
+
+void bad_fills(World& w, Engine* e) {
+    Floats inputs = w.normal(2 * static_cast<size_t>(w.weighted.c.hidden));
+    Ints words{1, 2};
+    auto run = [&](Tree& tree, EntmtpTree& view) {
+        words[1] = tree.tokens[0];
+        EntmtpText text{entmtp_cache_new(e, 64), 2, inputs.data(), words.data()};
+        int code = entmtp_block_fill(e, &text, &view, 1);
+        check(entmtp_cache_length(text.cache) == (code ? 0 : 2), "what a refused fill left");
+        entmtp_cache_free(text.cache);
+        return code;
+    };
+    bad_trees(w, 0, run);
+    Tree tree(w.weighted.rng, 6, nullptr);
+    EntmtpTree view = tree.view(2);
+    tree.arrays[1].above[0] = 1;
+    check(run(tree, view) == 11, "a row above that is not there");
+    tree.arrays[1].above[0] = 0, tree.levels[1].mask = nullptr;
+    check(run(tree, view) == 11, "no mask");
+}
+
 struct BadBlock { int code; const char* what; void (*spoil)(Job&, Segment&, Ints&, Ints&, Ints&); };
 
 void bad_block_jobs(World& w, Engine* e) {
@@ -330,7 +389,7 @@ void blocks(World& w, bool is_shared, int width) {
         Engine *e = entmtp_block_new(w.target, &c, &own.w, &front), *alone = entmtp_block_new(w.plain, &c, &own.w, &front);
         check(e && alone, "block");
         block_tree(w, e, alone, is_joined, width);
-        if (is_joined && !is_shared) bad_block_jobs(w, e);
+        if (is_joined && !is_shared) block_fill(w, e, alone, width), bad_fills(w, e), bad_block_jobs(w, e);
         if (is_joined) {
             EntmtpFront bad = front;
             bad.vocabulary.embedding = nullptr;

@@ -1,4 +1,4 @@
-"""Drafting with heads inside the native core: one call a depth, for all sequences at once."""
+"""Drafting with heads inside the native core: one call for the trees of all sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from torch import Tensor
 from entmtp.drafters.base import DraftRequest, DraftTree
 from entmtp.drafters.filling import active_at, root_tokens
 from entmtp.drafters.heads import HeadsConfig
-from entmtp.drafters.native_rows import Floats, Ints, PrefixRunner, PrefixState, float_rows
-from entmtp.drafters.picking import (
-    BestChildren,
-    LevelRows,
-    Picker,
-    ScoredRows,
-    row_noise,
-    set_ranked_children,
+from entmtp.drafters.native_rows import (
+    CPU,
+    Floats,
+    Ints,
+    PrefixRunner,
+    PrefixState,
+    float_rows,
+    is_filled_in_core,
+    tree_request,
 )
-from entmtp.kernels.drafts import MAX_BEST, NativeHeads, Want
+from entmtp.drafters.picking import BestChildren, LevelRows, Picker, ScoredRows
+from entmtp.kernels.drafts import NativeHeads
 
 __all__ = ["NativeHeadsDrafter"]
-
-_CPU = torch.device("cpu")
 
 
 @dataclass
@@ -66,7 +66,6 @@ class NativeHeadsDrafter:
         """
         self.config, self.hot_ids, self.digest = config, hot_ids, digest
         self._heads, self._prefix = heads, prefix
-        self._tokens = hot_ids.numpy()
 
     @property
     def name(self) -> str:
@@ -106,19 +105,28 @@ class NativeHeadsDrafter:
 
     def fill(self, requests: Sequence[DraftRequest], picker: Picker) -> list[Tensor]:
         """Tokens ``(N,)`` of one tree a request, whose children the picker chooses."""
-        trees = root_tokens(requests, _CPU)
-        base = self._base_rows(requests)
-        for depth in range(max((r.plan.max_depth for r in requests), default=0)):
+        trees = root_tokens(requests, CPU)
+        wanted = active_at(requests, 0)
+        if not wanted:
+            return trees
+        base = self._base_rows([requests[i] for i in wanted])
+        if is_filled_in_core(requests, picker):
+            filled = self._heads.fill(base, [tree_request(requests[i]) for i in wanted])
+            for index, tokens in zip(wanted, filled, strict=True):
+                trees[index] = torch.from_numpy(tokens.astype(np.int64))
+            return trees
+        place = {index: row for row, index in enumerate(wanted)}
+        for depth in range(max(r.plan.max_depth for r in requests)):
             rows = self._level_rows(depth, requests, trees)
-            base_of = np.repeat(np.array(rows.indices, dtype=np.int32), rows.counts)
-            self._pick(rows, picker, base, base_of)
+            base_of = np.array([place[i] for i in rows.indices], dtype=np.int32)
+            self._score(rows, picker, base, np.repeat(base_of, rows.counts))
         return trees
 
     def _base_rows(self, requests: Sequence[DraftRequest]) -> Floats:
-        """``(B, H)``: h_t of each request, or s_t of the prefix layer for trees with nodes."""
+        """``(B, H)``: h_t of each request, or s_t of the prefix layer."""
         if self._prefix is None:
             return np.concatenate([r.state.hidden for r in requests])
-        self._prefix.catch_up([r.state.prefix for r in requests if r.plan.num_nodes])
+        self._prefix.catch_up([r.state.prefix for r in requests])
         return np.concatenate([r.state.prefix.feature for r in requests])
 
     def _level_rows(
@@ -137,8 +145,8 @@ class NativeHeadsDrafter:
             depth, indices, active, [trees[i] for i in indices], levels, counts, parent_rows
         )
 
-    def _pick(self, rows: LevelRows, picker: Picker, base: Floats, base_of: Ints) -> None:
-        """Evaluate head ``depth`` on the rows of all trees and set their children."""
+    def _score(self, rows: LevelRows, picker: Picker, base: Floats, base_of: Ints) -> None:
+        """Evaluate head ``depth`` on the rows of all trees and let the picker choose."""
         tokens: Ints | None = None
         if self.config.kind != "medusa":
             above = [
@@ -146,10 +154,5 @@ class NativeHeadsDrafter:
                 for tree, level in zip(rows.trees, rows.levels, strict=True)
             ]
             tokens = np.concatenate(above).astype(np.int32)
-        if picker.takes_best and rows.width <= MAX_BEST:
-            want = Want(rows.width, row_noise(rows))
-            order = self._heads.best(rows.depth, base, base_of, tokens, want)
-            set_ranked_children(rows, order, self._tokens)
-            return
         scores = self._heads.scores(rows.depth, base, base_of, tokens)
         picker.pick(ScoredRows(**vars(rows), scores=torch.from_numpy(scores), hot_ids=self.hot_ids))

@@ -1,4 +1,4 @@
-"""Drafting with one recurrent module inside the native core: one call a depth.
+"""Drafting with one recurrent module inside the native core: one call for all trees.
 
 The cache of a sequence holds one row for every committed token but the first. Rows of a tree are
 held behind them, one depth after the other, and never committed.
@@ -6,31 +6,28 @@ held behind them, one depth after the other, and never committed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from entmtp.drafters.base import DraftRequest, DraftTree
 from entmtp.drafters.filling import active_at, root_tokens
-from entmtp.drafters.native_rows import FIRST_CAPACITY, Floats, Ints, float_rows
-from entmtp.drafters.picking import (
-    BestChildren,
-    LevelRows,
-    Picker,
-    ScoredRows,
-    row_noise,
-    set_ranked_children,
+from entmtp.drafters.native_rows import (
+    CPU,
+    FIRST_CAPACITY,
+    Floats,
+    Ints,
+    float_rows,
+    is_filled_in_core,
+    tree_request,
 )
+from entmtp.drafters.picking import BestChildren, LevelRows, Picker, ScoredRows
 from entmtp.kernels.core import NativeKVCache
-from entmtp.kernels.drafts import MAX_BEST, BlockPart, NativeBlock, Want
-from entmtp.topology import Topology
+from entmtp.kernels.drafts import BlockPart, BlockText, NativeBlock
+from entmtp.kernels.trees import HeldLevel, held_levels
 
 __all__ = ["NativeRecurrentDrafter"]
-
-_CPU = torch.device("cpu")
 
 _Inputs = tuple[Floats, Ints]
 """Rows ``(n, H)`` and the tokens ``(n,)`` that they are joined with."""
@@ -51,23 +48,6 @@ class _State:
     newest: _Inputs | None = None
 
 
-@dataclass(frozen=True)
-class _HeldLevel:
-    """The rows of one depth of a tree: its nodes that have children.
-
-    Attributes:
-        nodes: ``(R,)``.
-        above: ``(R,)`` row of each node's parent among those of the depth above.
-        mask: uint8 ``(R, held + R)`` which rows of the tree each sees.
-        held: ``(held,)`` depths of the rows before, less 1.
-    """
-
-    nodes: npt.NDArray[np.int64]
-    above: npt.NDArray[np.int64]
-    mask: npt.NDArray[np.uint8]
-    held: Ints
-
-
 @dataclass
 class _Branch:
     """One tree while it is being filled.
@@ -83,7 +63,7 @@ class _Branch:
     index: int
     request: DraftRequest
     tree: Tensor
-    levels: tuple[_HeldLevel, ...]
+    levels: tuple[HeldLevel, ...]
     features: Floats
 
 
@@ -108,7 +88,6 @@ class NativeRecurrentDrafter:
         """
         self.hot_ids, self.digest = hot_ids, digest
         self._block = block
-        self._tokens = hot_ids.numpy()
 
     @property
     def max_width(self) -> int:
@@ -132,18 +111,36 @@ class NativeRecurrentDrafter:
 
     def fill(self, requests: Sequence[DraftRequest], picker: Picker) -> list[Tensor]:
         """Tokens ``(N,)`` of one tree a request, whose children the picker chooses."""
-        trees = root_tokens(requests, _CPU)
+        trees = root_tokens(requests, CPU)
+        wanted = active_at(requests, 0)
+        if not wanted:
+            return trees
+        if is_filled_in_core(requests, picker):
+            self._fill_in_core([requests[i] for i in wanted], wanted, trees)
+            return trees
         none = np.empty((0, 0), dtype=np.float32)
         branches = [
-            _Branch(i, requests[i], trees[i], _held_levels(requests[i].plan), none)
-            for i in active_at(requests, 0)
+            _Branch(i, requests[i], trees[i], held_levels(requests[i].plan), none) for i in wanted
         ]
-        if branches:
-            self._read_text(branches, picker)
-        for depth in range(1, max((r.plan.max_depth for r in requests), default=0)):
+        self._read_text(branches, picker)
+        for depth in range(1, max(r.plan.max_depth for r in requests)):
             active = [b for b in branches if b.request.plan.max_depth > depth]
             self._read_level(depth, active, picker)
         return trees
+
+    def _fill_in_core(
+        self, requests: Sequence[DraftRequest], places: Sequence[int], trees: list[Tensor]
+    ) -> None:
+        """Whole trees of the best children."""
+        waiting = [_waiting(request.state) for request in requests]
+        texts = [
+            BlockText(request.state.cache, *inputs)
+            for request, inputs in zip(requests, waiting, strict=True)
+        ]
+        filled = self._block.fill(texts, [tree_request(request) for request in requests])
+        for request, inputs, place, tokens in zip(requests, waiting, places, filled, strict=True):
+            _have_read(request.state, inputs)
+            trees[place] = torch.from_numpy(tokens.astype(np.int64))
 
     def _read_text(self, branches: Sequence[_Branch], picker: Picker) -> None:
         """Read what waits of each text; the newest row is the root's."""
@@ -156,10 +153,9 @@ class NativeRecurrentDrafter:
             parts.append(BlockPart(cache, np.arange(start, start + len(rows), dtype=np.int32)))
         ends = np.cumsum([len(rows) for rows, _ in waiting])
         hidden = self._evaluate(0, branches, parts, waiting, (ends - 1).astype(np.int32), picker)
-        for branch, (rows, tokens), end in zip(branches, waiting, ends.tolist(), strict=True):
-            state: _State = branch.request.state
-            state.cache.commit(range(len(rows)))
-            state.waiting, state.newest = [], (rows[-1:].copy(), tokens[-1:].copy())
+        for branch, inputs, end in zip(branches, waiting, ends.tolist(), strict=True):
+            branch.request.state.cache.commit(range(len(inputs[0])))
+            _have_read(branch.request.state, inputs)
             branch.features = hidden[end - 1 : end]
 
     def _read_level(self, depth: int, branches: Sequence[_Branch], picker: Picker) -> None:
@@ -201,14 +197,9 @@ class NativeRecurrentDrafter:
         )
         features = np.concatenate([row for row, _ in inputs])
         tokens = np.concatenate([token for _, token in inputs])
-        is_ranked = picker.takes_best and rows.width <= MAX_BEST
-        want = Want(rows.width, row_noise(rows)) if is_ranked else Want()
-        output = self._block.forward(parts, features, tokens, wanted, want)
-        if is_ranked:
-            set_ranked_children(rows, output.best, self._tokens)
-        else:
-            scores = torch.from_numpy(output.scores)
-            picker.pick(ScoredRows(**vars(rows), scores=scores, hot_ids=self.hot_ids))
+        output = self._block.forward(parts, features, tokens, wanted)
+        scores = torch.from_numpy(output.scores)
+        picker.pick(ScoredRows(**vars(rows), scores=scores, hot_ids=self.hot_ids))
         return output.hidden
 
 
@@ -222,21 +213,6 @@ def _waiting(state: _State) -> _Inputs:
     return np.concatenate(rows), np.concatenate(tokens)
 
 
-@lru_cache(maxsize=1024)
-def _held_levels(plan: Topology) -> tuple[_HeldLevel, ...]:
-    """Rows of depth 1 and below that have children."""
-    found: list[_HeldLevel] = []
-    row_of: dict[int, int] = {}
-    depths: list[int] = []
-    above = np.zeros(1, dtype=np.int64)  # nodes that were rows of the depth above
-    for depth, level in enumerate(plan.levels[1:], start=1):
-        held, first = np.array(depths, dtype=np.int32), len(depths)
-        row_of |= {node: first + row for row, node in enumerate(level.parents.tolist())}
-        depths += [depth - 1] * len(level.parents)
-        mask = np.zeros((len(level.parents), len(depths)), dtype=np.uint8)
-        for row, path in enumerate(level.paths.tolist()):
-            mask[row, [row_of[node] for node in path[1:]]] = 1
-        places = np.searchsorted(above, level.paths[:, -2])
-        found.append(_HeldLevel(level.parents, places, mask, held))
-        above = level.parents
-    return tuple(found)
+def _have_read(state: _State, inputs: _Inputs) -> None:
+    rows, tokens = inputs
+    state.waiting, state.newest = [], (rows[-1:].copy(), tokens[-1:].copy())

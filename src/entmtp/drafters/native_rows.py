@@ -1,22 +1,53 @@
-"""What drafters in the native core have in common: rows that wait, and caches in step with text."""
+"""What drafters in the native core have in common: requests, rows that wait, a prefix layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
+from entmtp.drafters.base import DraftRequest
+from entmtp.drafters.picking import Picker, score_scale
 from entmtp.kernels.core import NativeKVCache
-from entmtp.kernels.drafts import BlockPart, NativeBlock
+from entmtp.kernels.drafts import MAX_BEST, BlockPart, NativeBlock
+from entmtp.kernels.trees import TreeRequest, tree_shape
 
-__all__ = ["FIRST_CAPACITY", "Floats", "Ints", "PrefixRunner", "PrefixState", "float_rows"]
+__all__ = [
+    "CPU",
+    "FIRST_CAPACITY",
+    "Floats",
+    "Ints",
+    "PrefixRunner",
+    "PrefixState",
+    "float_rows",
+    "is_filled_in_core",
+    "tree_request",
+]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
+CPU = torch.device("cpu")
+
 FIRST_CAPACITY = 256
 """Rows of a new cache."""
+
+
+def is_filled_in_core(requests: Sequence[DraftRequest], picker: Picker) -> bool:
+    """Whether whole trees can be left to the core: no one looks at scores, no rank is too high."""
+    return picker.takes_best and all(tree_shape(r.plan).width <= MAX_BEST for r in requests)
+
+
+def tree_request(request: DraftRequest) -> TreeRequest:
+    """A request as the core takes it."""
+    coupling, plan = request.coupling, request.plan
+    if coupling is None:
+        return TreeRequest(plan, request.root)
+    places = range(coupling.position, coupling.position + plan.max_depth)
+    noise = [coupling.noise.at(place, CPU).numpy() for place in places]
+    return TreeRequest(plan, request.root, noise, score_scale(coupling))
 
 
 def float_rows(rows: Tensor) -> Floats:

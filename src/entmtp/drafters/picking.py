@@ -20,9 +20,8 @@ __all__ = [
     "Picker",
     "ScoredRows",
     "coupled_scores",
-    "row_noise",
+    "score_scale",
     "set_best_children",
-    "set_ranked_children",
 ]
 
 _LEAST_TEMPERATURE = 1e-30  # below it the noise decides nothing
@@ -76,7 +75,7 @@ class Picker(Protocol):
     def takes_best(self) -> bool:
         """True where it does no more than :func:`set_best_children`.
 
-        Then a drafter may rank the children itself, and :meth:`pick` need not be called.
+        Then a drafter may fill trees by itself, and :meth:`pick` need not be called.
         """
 
     def pick(self, rows: ScoredRows) -> None:
@@ -108,39 +107,6 @@ def set_best_children(rows: ScoredRows) -> Tensor:
     return order
 
 
-def set_ranked_children(
-    rows: LevelRows, order: npt.NDArray[np.int32], hot_ids: npt.NDArray[np.int64]
-) -> None:
-    """Write tokens into trees on the CPU from columns that are ranked already.
-
-    Args:
-        rows: of the depth.
-        order: ``(R, >= width)`` columns, best first.
-        hot_ids: token of each column.
-    """
-    tokens, start = hot_ids[order], 0
-    for tree, level, count, parents in zip(
-        rows.trees, rows.levels, rows.counts, rows.parent_rows, strict=True
-    ):
-        own = tokens[start : start + count]
-        tree.numpy()[level.children] = own[parents, level.ranks]
-        start += count
-
-
-def row_noise(rows: LevelRows) -> list[tuple[npt.NDArray[np.float32], float] | None]:
-    """Noise ``(V,)`` of every row and the factor on its scores; empty where no request has any."""
-    if all(request.coupling is None for request in rows.requests):
-        return []
-    found: list[tuple[npt.NDArray[np.float32], float] | None] = []
-    for request, count in zip(rows.requests, rows.counts, strict=True):
-        coupling, own = request.coupling, None
-        if coupling is not None:
-            noise = coupling.noise.at(coupling.position + rows.depth, torch.device("cpu"))
-            own = (noise.numpy(), _scale(coupling))
-        found.extend([own] * count)
-    return found
-
-
 def coupled_scores(rows: ScoredRows) -> Tensor:
     """Scores by which children are ranked: with the noise of sampling where a request asks for it.
 
@@ -159,9 +125,10 @@ def coupled_scores(rows: ScoredRows) -> Tensor:
             continue
         noise = coupling.noise.at(coupling.position + rows.depth, scores.device)
         # rounded after each of the two operations, as the native core does
-        parts.append(noise[rows.hot_ids] + scores.to(torch.float32) * _scale(coupling))
+        parts.append(noise[rows.hot_ids] + scores.to(torch.float32) * score_scale(coupling))
     return torch.cat(parts)
 
 
-def _scale(coupling: Coupling) -> float:
+def score_scale(coupling: Coupling) -> float:
+    """Factor on the scores beside the noise."""
     return 1 / max(coupling.temperature, _LEAST_TEMPERATURE)

@@ -37,6 +37,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
     "drafts.cpp": (),
     "engine.cpp": (),
     "rate.cpp": (),
+    "trees.cpp": (),
     "isa_portable.cpp": (),
     "isa_avx2.cpp": _AVX2,
     "isa_avx512.cpp": _AVX512,

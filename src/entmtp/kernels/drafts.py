@@ -19,19 +19,22 @@ from entmtp.kernels.library import (
     CMatrix,
     CRanking,
     CSegment,
+    CText,
     CVocabulary,
     address,
 )
+from entmtp.kernels.trees import TreeBatch, TreeRequest
 
 __all__ = [
     "MAX_BEST",
+    "BlockOutput",
     "BlockPart",
+    "BlockText",
     "HeadLayout",
     "NativeBlock",
     "NativeHeads",
     "PackedMatrix",
     "Vocabulary",
-    "Want",
 ]
 
 MAX_BEST = 64
@@ -91,44 +94,6 @@ class HeadLayout:
     output: int
 
 
-@dataclass(frozen=True)
-class Want:
-    """What is asked of scored rows.
-
-    Attributes:
-        count: best columns of each row, at most :data:`MAX_BEST`; 0 asks for all scores.
-        noise: of each row ``(V,)`` and the factor on its scores, where columns are ranked by
-            noise + scores * factor; empty where none is.
-    """
-
-    count: int = 0
-    noise: Sequence[tuple[Floats, float] | None] = ()
-
-
-class _Ranking:
-    """Where the core puts what is wanted: scores ``(R, columns)`` or best ``(R, count)``."""
-
-    def __init__(self, want: Want, num_rows: int, num_columns: int) -> None:
-        self.scores: Floats = np.empty((0, num_columns), dtype=np.float32)
-        self.best: Ints = np.empty((0, want.count), dtype=np.int32)
-        if not want.count:
-            self.scores = np.empty((num_rows, num_columns), dtype=np.float32)
-            self.for_core = CRanking(address(self.scores))
-            return
-        self.best = np.empty((num_rows, want.count), dtype=np.int32)
-        self._values = np.empty((num_rows, want.count), dtype=np.float32)
-        places: tuple[int | None, int | None] = (None, None)
-        if want.noise:
-            assert len(want.noise) == num_rows  # noqa: S101 - one for each row
-            pairs = [(0, 0.0) if n is None else (address(n[0]) or 0, n[1]) for n in want.noise]
-            self._noise = np.array([at for at, _ in pairs], dtype=np.uint64)
-            self._scale = np.array([scale for _, scale in pairs], dtype=np.float32)
-            places = (address(self._noise), address(self._scale))
-        self.for_core = CRanking(
-            None, want.count, address(self.best), address(self._values), *places
-        )
-
-
 class NativeHeads:
     """Medusa or Hydra heads, on the threads of a target."""
 
@@ -165,19 +130,10 @@ class NativeHeads:
             base_of: ``(R,)`` the one that each row begins with.
             tokens: ``(R, head + 1)`` above each row, for Hydra.
         """
-        return self._run(head, base, base_of, tokens, Want()).scores
-
-    def best(self, head: int, base: Floats, base_of: Ints, tokens: Ints | None, want: Want) -> Ints:
-        """``(R, want.count)`` columns, best first, ties to the lower; others as :meth:`scores`."""
-        return self._run(head, base, base_of, tokens, want).best
-
-    def _run(
-        self, head: int, base: Floats, base_of: Ints, tokens: Ints | None, want: Want
-    ) -> _Ranking:
         num_rows = len(base_of)
         assert base.shape[1] == self._hidden_size  # noqa: S101 - the target's
         assert tokens is None or tokens.shape == (num_rows, head + 1)  # noqa: S101
-        found = _Ranking(want, num_rows, len(self._vocabulary.hot_ids))
+        scores = np.empty((num_rows, len(self._vocabulary.hot_ids)), dtype=np.float32)
         job = CHeadJob(
             head,
             num_rows,
@@ -185,10 +141,26 @@ class NativeHeads:
             address(base),
             address(base_of),
             address(tokens),
-            found.for_core,
+            CRanking(address(scores)),
         )
         _check(self._model.lib.entmtp_heads_run(self._model.pointer, ctypes.byref(job)))
-        return found
+        return scores
+
+    def fill(self, base: Floats, requests: Sequence[TreeRequest]) -> list[Ints]:
+        """Tokens ``(N,)`` of trees of the best children, ties to the lower column.
+
+        Args:
+            base: ``(B, H)`` hidden state of each tree.
+            requests: at least one; ranks below :data:`MAX_BEST`.
+        """
+        assert base.shape == (len(requests), self._hidden_size)  # noqa: S101
+        batch = TreeBatch(requests)
+        _check(
+            self._model.lib.entmtp_heads_fill(
+                self._model.pointer, address(base), batch.for_core, len(requests)
+            )
+        )
+        return batch.tokens
 
 
 @dataclass(frozen=True)
@@ -210,18 +182,31 @@ class BlockPart:
 
 
 @dataclass(frozen=True)
+class BlockText:
+    """Rows of one sequence that a block reads before its tree, the root's last.
+
+    Attributes:
+        cache: of the sequence.
+        inputs: ``(n, H)``.
+        tokens: ``(n,)`` that they are joined with.
+    """
+
+    cache: NativeKVCache
+    inputs: Floats
+    tokens: Ints
+
+
+@dataclass(frozen=True)
 class BlockOutput:
     """What a block gives.
 
     Attributes:
         hidden: ``(n, H)`` of all rows.
-        scores: ``(R, columns)`` of the rows that were scored, where all scores were wanted.
-        best: ``(R, count)`` columns of them, where the best were.
+        scores: ``(R, columns)`` of the rows that were scored.
     """
 
     hidden: Floats
     scores: Floats
-    best: Ints
 
 
 class NativeBlock:
@@ -268,7 +253,6 @@ class NativeBlock:
         inputs: Floats,
         tokens: Ints | None = None,
         wanted: Ints | None = None,
-        want: Want | None = None,
     ) -> BlockOutput:
         """Read the rows of all parts; they are pending in their caches then.
 
@@ -277,7 +261,6 @@ class NativeBlock:
             inputs: ``(n, H)`` rows of all parts.
             tokens: ``(n,)`` that they are joined with.
             wanted: increasing indices of the rows that are scored.
-            want: what is asked of those.
         """
         segments = (CSegment * len(parts))()
         first = 0
@@ -294,7 +277,7 @@ class NativeBlock:
         hidden = np.empty((first, self._hidden_size), dtype=np.float32)
         num_wanted = 0 if wanted is None else len(wanted)
         columns = 0 if self._vocabulary is None else len(self._vocabulary.hot_ids)
-        found = _Ranking(want or Want(), num_wanted, columns)
+        scores = np.empty((num_wanted, columns), dtype=np.float32)
         job = CJob(
             tokens=address(tokens),
             positions=address(positions),
@@ -305,10 +288,31 @@ class NativeBlock:
             logit_rows=address(wanted),
             num_logit_rows=num_wanted,
             inputs=address(inputs),
-            ranking=found.for_core,
+            ranking=CRanking(address(scores)),
         )
         _check(self._model.lib.entmtp_forward(self._model.pointer, ctypes.byref(job)))
-        return BlockOutput(hidden, found.scores, found.best)
+        return BlockOutput(hidden, scores)
+
+    def fill(self, texts: Sequence[BlockText], requests: Sequence[TreeRequest]) -> list[Ints]:
+        """Read what waits of each text, commit it, and fill its tree with the best children.
+
+        Args:
+            texts: at least one; where the call fails, their caches are as before.
+            requests: a tree for each; ranks below :data:`MAX_BEST`.
+        """
+        batch = TreeBatch(requests)
+        given = (CText * len(texts))()
+        for index, (text, shape) in enumerate(zip(texts, batch.shapes, strict=True)):
+            size = len(text.tokens)
+            assert text.inputs.shape == (size, self._hidden_size)  # noqa: S101
+            pointer = text.cache.reserve(size + shape.num_held)
+            given[index] = CText(pointer, size, address(text.inputs), address(text.tokens))
+        _check(
+            self._model.lib.entmtp_block_fill(
+                self._model.pointer, given, batch.for_core, len(texts)
+            )
+        )
+        return batch.tokens
 
 
 def _check(code: int) -> None:

@@ -22,9 +22,12 @@ __all__ = [
     "CHeads",
     "CJob",
     "CLayer",
+    "CLevel",
     "CMatrix",
     "CRanking",
     "CSegment",
+    "CText",
+    "CTree",
     "CVocabulary",
     "CWeights",
     "Library",
@@ -206,6 +209,41 @@ class CHeadJob(ctypes.Structure):
     ]
 
 
+class CLevel(ctypes.Structure):
+    """``EntmtpLevel`` of engine.h."""
+
+    _fields_ = [
+        ("rows", _Int),
+        ("children", _Int),
+        ("width", _Int),
+        *((name, _Pointer) for name in ("paths", "nodes", "parents", "ranks", "above", "mask")),
+    ]
+
+
+class CTree(ctypes.Structure):
+    """``EntmtpTree`` of engine.h."""
+
+    _fields_ = [
+        ("num_nodes", _Int),
+        ("num_levels", _Int),
+        ("levels", ctypes.POINTER(CLevel)),
+        ("tokens", _Pointer),
+        ("noise", _Pointer),
+        ("scale", ctypes.c_float),
+    ]
+
+
+class CText(ctypes.Structure):
+    """``EntmtpText`` of engine.h."""
+
+    _fields_ = [
+        ("cache", _Pointer),
+        ("num_rows", _Int),
+        ("inputs", _Pointer),
+        ("tokens", _Pointer),
+    ]
+
+
 @dataclass(frozen=True)
 class Library:
     """The library, and what this CPU can run of it."""
@@ -266,7 +304,7 @@ def address(array: npt.NDArray[Any] | None) -> int | None:
         return None
     assert array.flags.c_contiguous  # noqa: S101 - our own arrays are
     if array.size and array.flags.writeable:  # a third of the time of the other way
-        return ctypes.addressof(ctypes.c_char.from_buffer(array))
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     return int(array.ctypes.data)
 
 
@@ -320,6 +358,11 @@ def _declare(lib: Any) -> None:
         ),
         "entmtp_heads_new": (_Pointer, (_Pointer, ctypes.POINTER(CHeads))),
         "entmtp_heads_run": (_Int, (_Pointer, ctypes.POINTER(CHeadJob))),
+        "entmtp_heads_fill": (_Int, (_Pointer, _Pointer, ctypes.POINTER(CTree), _Int)),
+        "entmtp_block_fill": (
+            _Int,
+            (_Pointer, ctypes.POINTER(CText), ctypes.POINTER(CTree), _Int),
+        ),
         "entmtp_model_free": (None, (_Pointer,)),
         "entmtp_model_threads": (_Int, (_Pointer, _Int)),
         "entmtp_model_bytes": (ctypes.c_size_t, (_Pointer,)),

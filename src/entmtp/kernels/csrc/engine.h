@@ -65,6 +65,7 @@ struct Engine : Model {
     std::vector<std::vector<Biased>> head_blocks;
     std::vector<Buffer> buffers, row_buffers, score_buffers;
     Buffer parts_buffer, claims_buffer, ranked_buffer;
+    std::vector<float> features, inputs;  // of the rows of a depth, while a block fills trees
     int longest_row = 0, row_threads = 0, num_scratch = 0, score_threads = 0;
 
     template <class T> T* make(size_t count) {
@@ -151,5 +152,35 @@ struct EntmtpHeads {
     const EntmtpHead* heads;
     entmtp::Vocabulary vocabulary;
 };
+
+// What fills a depth of a tree: rows are the nodes above that have children.
+struct EntmtpLevel {
+    int32_t rows, children, width;    // width: candidates that a row must yield
+    const int32_t* paths;             // [rows][depth + 1] nodes from the root to the row's own
+    const int32_t *nodes, *parents, *ranks; // [children], `parents` as rows
+    const int32_t* above;             // [rows] row of the depth before, below the root
+    const uint8_t* mask;              // [rows][rows of depths before but the root + rows]
+};
+
+// A tree to be filled with the best children; `tokens` holds the root everywhere.
+struct EntmtpTree {
+    int32_t num_nodes, num_levels;
+    const EntmtpLevel* levels;
+    int32_t* tokens;                  // [num_nodes]
+    const float* const* noise;        // [num_levels], see Ranking; or null
+    float scale;
+};
+
+// Rows of a sequence that a block reads first; the last one is that of the root.
+struct EntmtpText {
+    entmtp::Cache* cache;
+    int32_t num_rows;
+    const float* inputs;              // [num_rows][hidden]
+    const int32_t* tokens;            // [num_rows]
+};
+
+int entmtp_cache_commit(const entmtp::Engine* e, entmtp::Cache* cache, const int32_t* rows, int count);
+int entmtp_forward(entmtp::Engine* e, const entmtp::Job* job);
+int entmtp_heads_run(entmtp::Engine* e, const entmtp::HeadJob* job);
 
 } // extern "C"
