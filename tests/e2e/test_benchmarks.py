@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import draft_cost
 import paper
 import step_cost
 from entmtp.kernels.library import load_library
@@ -203,3 +204,27 @@ def test_step_cost_refuses_in_one_line(
         code = error.code
     assert code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.skipif(load_library() is None, reason="the native library is missing")
+def test_the_cost_of_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All kinds by the core and by torch; the last line is the report."""
+    model = make_model_folder(
+        tmp_path / "model", head_dim=32, hidden_size=64, intermediate_size=64, num_layers=1
+    )
+    arguments = ["--model", str(model), "--rows", "1,3", "--depths", "2", "--repeats", "2"]
+    assert draft_cost.main([*arguments, "--hot", "50", "--context", "9"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    for kind in ("hydra", "medusa", "hydra++", "mtp"):
+        entries = report["draft_ms"][kind]
+        assert [(entry["rows"], entry["depth"]) for entry in entries] == [(1, 2), (3, 2)]
+        assert all(entry["core_low_ms"] > 0 and entry["ratio"] > 0 for entry in entries)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--kinds", "eagle"], ["--rows", "0"], ["--depths", "2,x"], ["--hot", "0"]]
+)
+def test_what_cannot_be_timed_is_refused(arguments: list[str]) -> None:
+    """As a usage error."""
+    with pytest.raises(SystemExit, match="2"):
+        draft_cost.parse(arguments)

@@ -13,7 +13,7 @@ from native_cases import ISAS, LONG
 
 pytestmark = [needs_compiler, pytest.mark.slow]
 
-PROGRAM = Path(__file__).parents[1] / "native" / "sanitize.cpp"
+PROGRAMS = Path(__file__).parents[1] / "native"
 SIMDE = Path("/usr/include/simde/x86/avx512.h")
 FLAGS = {
     "address": (
@@ -36,17 +36,18 @@ def has_sanitizer(flags: Sequence[str], folder: Path) -> bool:
     return subprocess.run([str(out)], capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.parametrize("name", ["sanitize", "sanitize_drafts"])
 @pytest.mark.parametrize("kind", FLAGS)
-def test_the_core_under_sanitizers(kind: str, tmp_path: Path) -> None:
+def test_the_core_under_sanitizers(kind: str, name: str, tmp_path: Path) -> None:
     """Chunks, trees, commits, growth, threads and bad jobs: nothing found, every bit the same."""
     flags = FLAGS[kind]
     if not has_sanitizer(flags, tmp_path):
         pytest.skip(f"programs under {flags[0]} do not run here")
     library = build(tmp_path / library_file().name, ("-O1", "-g1", *flags))
-    program = tmp_path / "sanitize"
+    program = tmp_path / name
     command = [find_compiler(), "-std=c++20", "-pthread", "-g1", flags[0].split(",")[0]]
-    command += ["-I", str(builder.FOLDER / "csrc"), str(PROGRAM), str(library)]
-    command += [f"-Wl,-rpath,{tmp_path}", "-o", str(program)]
+    command += ["-I", str(builder.FOLDER / "csrc"), str(PROGRAMS / f"{name}.cpp")]
+    command += [str(library), f"-Wl,-rpath,{tmp_path}", "-o", str(program)]
     subprocess.run(command, check=True)
     mode = ["shared"] if kind == "thread" else []
     done = subprocess.run(
@@ -66,7 +67,9 @@ def test_avx512_by_emulation_gives_the_bits_of_the_others(tmp_path: Path) -> Non
     folder = copy_package(tmp_path / "copy", library)
     code = (
         "from native_cases import ISAS, assert_instruction_sets_agree as agree\n"
+        "from draft_cases import assert_drafts_agree\n"
         f"for name in {LONG}: agree(name, ISAS)\n"
+        "for name in ('qwen2', 'biased'): assert_drafts_agree(name, ISAS)\n"
         "print(*ISAS)"
     )
     done = python(folder, code)

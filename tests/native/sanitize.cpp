@@ -4,119 +4,11 @@
 // three rows or more, whose preparation is shared between threads, and to the fastest instruction
 // set. (Of one or two rows each thread prepares its own copy; one that comes late may read what is
 // written by then, and drops it unused: a race in form.)
-#include "core.h"
+#include "weighted.h"
+#include <algorithm>
 #include <climits>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <random>
-#include <string>
-#include <vector>
-
-using namespace entmtp;
-
-extern "C" {
-struct Engine;
-struct Linear;
-struct EntmtpLayer {
-    const uint8_t *qkv, *o, *gate_up, *down;
-    const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias, *q_norm, *k_norm;
-};
-struct EntmtpWeights {
-    const EntmtpLayer* layers;
-    const uint8_t* head;
-    const uint16_t* embedding;
-    const float *dense, *final_norm, *cos, *sin;
-};
-int entmtp_abi();
-int entmtp_isa_supported(const char*);
-int entmtp_isa_layout(const char*);
-int entmtp_pack(const char*, const float*, int, int, uint8_t*);
-size_t entmtp_packed_bytes(int, int);
-Engine* entmtp_model_new(const Config*, const EntmtpWeights*, int, const char*);
-void entmtp_model_free(Engine*);
-int entmtp_model_threads(Engine*, int);
-size_t entmtp_model_bytes(const Engine*);
-Cache* entmtp_cache_new(const Engine*, int);
-void entmtp_cache_free(Cache*);
-int entmtp_cache_length(const Cache*);
-int entmtp_cache_capacity(const Cache*);
-Cache* entmtp_cache_grow(const Engine*, Cache*, int);
-int entmtp_cache_commit(const Engine*, Cache*, const int32_t*, int);
-int entmtp_forward(Engine*, const Job*);
-Linear* entmtp_linear_new(const uint8_t*, const float*, int, int);
-void entmtp_linear_free(Linear*);
-int entmtp_linear_run(Engine*, Linear*, const float*, int, float*);
-}
 
 namespace {
-
-int num_compared = 0;
-
-void check(bool is_true, const char* what, long detail = 0) {
-    if (is_true) return;
-    fprintf(stderr, "FAILED: %s (%ld)\n", what, detail);
-    exit(1);
-}
-
-using Floats = std::vector<float>;
-using Ints = std::vector<int32_t>;
-
-// Random weights of one model, packed; the core copies them.
-struct Weighted {
-    Config c;
-    std::string isa;
-    std::mt19937 rng{7};
-    std::vector<std::vector<uint8_t>> packed;
-    std::vector<Floats> floats;
-    std::vector<uint16_t> embedding;
-    std::vector<EntmtpLayer> layers;
-    EntmtpWeights w{};
-
-    float normal(float scale) { return scale * std::normal_distribution<float>()(rng); }
-    const float* vector(size_t size, float mean, float scale) {
-        Floats v(size);
-        for (float& x : v) x = mean + normal(scale);
-        floats.push_back(std::move(v));
-        return floats.back().data();
-    }
-    const uint8_t* matrix(int channels, int k) {
-        Floats rows(static_cast<size_t>(channels) * k);
-        for (float& x : rows) x = normal(0.15f);
-        std::vector<uint8_t> out(entmtp_packed_bytes(channels, k));
-        check(entmtp_pack(isa.c_str(), rows.data(), channels, k, out.data()) == 0, "pack");
-        packed.push_back(std::move(out));
-        return packed.back().data();
-    }
-    Weighted(const Config& config, const char* name) : c(config), isa(name) {
-        int width = c.heads * c.head_dim, qkv = (c.heads + 2 * c.kv_heads) * c.head_dim;
-        for (int l = 0; l < c.layers; l++) {
-            EntmtpLayer x{};
-            x.qkv = matrix(qkv, c.hidden), x.o = matrix(c.hidden, width);
-            x.gate_up = matrix(2 * c.inter, c.hidden), x.down = matrix(c.hidden, c.inter);
-            if (c.qkv_bias) x.qkv_bias = vector(qkv, 0, 0.3f);
-            if (c.o_bias) x.o_bias = vector(c.hidden, 0, 0.3f);
-            if (c.mlp_bias) x.gate_up_bias = vector(2 * c.inter, 0, 0.3f), x.down_bias = vector(c.hidden, 0, 0.3f);
-            if (c.qk_norm) x.q_norm = vector(c.head_dim, 1, 0.2f), x.k_norm = vector(c.head_dim, 1, 0.2f);
-            layers.push_back(x);
-        }
-        w.layers = layers.data(), w.head = matrix(c.vocab, c.hidden);
-        embedding.resize(static_cast<size_t>(c.vocab) * c.hidden);
-        for (auto& h : embedding) h = static_cast<uint16_t>((rng() & 0x83FF) | (12 + rng() % 4) << 10);
-        w.embedding = embedding.data();
-        w.dense = vector(static_cast<size_t>(c.odd) * c.odd, 0, 0.6f), w.final_norm = vector(c.hidden, 1, 0.2f);
-        Floats cosines, sines;
-        for (int p = 0; p < c.max_positions; p++)
-            for (int i = 0; i < c.head_dim / 2; i++) {
-                double angle = p * pow(10000.0, -2.0 * i / c.head_dim);
-                cosines.push_back(static_cast<float>(cos(angle))), sines.push_back(static_cast<float>(sin(angle)));
-            }
-        floats.push_back(std::move(cosines)), w.cos = floats.back().data();
-        floats.push_back(std::move(sines)), w.sin = floats.back().data();
-    }
-};
 
 struct Text {  // the cache of one sequence
     Engine* e;
@@ -335,6 +227,7 @@ void bad_jobs(Engine* e, const Config& c) {
     check(entmtp_cache_commit(e, text.cache, falling.data(), 2) == 1, "commit of falling rows");
     check(entmtp_cache_commit(e, text.cache, negative.data(), 1) == 1, "commit of row -1");
     check(entmtp_cache_commit(e, text.cache, beyond.data(), 1) == 1, "commit of a row beyond the cache");
+    check(entmtp_cache_truncate(text.cache, 6) == 1 && entmtp_cache_truncate(text.cache, -1) == 1, "a cut beyond the rows");
     check(text.length() == 5, "a refused commit changed the length");
 }
 
@@ -392,7 +285,7 @@ void run(const char* isa, const Config& c, bool is_shared, Out& first) {
 
 int main(int argc, char** argv) {
     bool is_shared = argc > 1 && strcmp(argv[1], "shared") == 0;
-    check(entmtp_abi() == 2, "abi");
+    check(entmtp_abi() == 3, "abi");
     check(!entmtp_isa_supported("sse9"), "an unknown instruction set");
     float rows[16 * 33] = {};
     std::vector<uint8_t> panels(entmtp_packed_bytes(33, 16));

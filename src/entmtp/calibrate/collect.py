@@ -275,6 +275,8 @@ class _TruePath:
     Its trees are chains, so every request has one row a depth.
     """
 
+    takes_best = False
+
     def __init__(self, paths: npt.NDArray[np.int64], column: Tensor) -> None:
         """Take the true tokens ``(B, K)``, -1 beyond a text, and the column of each token."""
         self._paths, self._column = torch.from_numpy(paths), column
@@ -300,6 +302,8 @@ class _TruePath:
 
 class _WithLogProbs:
     """Takes the best children and notes their log-probabilities given their parents."""
+
+    takes_best = False  # it does more
 
     def __init__(self, num_requests: int, num_nodes: int) -> None:
         self.values = np.full((num_requests, num_nodes), np.nan, dtype=np.float16)

@@ -30,7 +30,9 @@ __all__ = [
     "MedusaHeads",
     "PrefixLayer",
     "RecurrentModule",
+    "block_linears",
     "build_heads",
+    "conditioned_linears",
 ]
 
 KINDS = ("medusa", "hydra", "hydra++", "mtp")
@@ -109,6 +111,10 @@ class _BlockStack(nn.Sequential):
     def __init__(self, size: int, times: int, is_tied: bool) -> None:
         super().__init__(*(_ResBlock(size) for _ in range(min(times, 1) if is_tied else times)))
         self._repeats = times if is_tied else 1
+
+    def linears(self) -> list[nn.Linear]:
+        """The linear layers in the order of their use."""
+        return [block.linear for block in self if isinstance(block, _ResBlock)] * self._repeats
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(self._repeats):
@@ -310,6 +316,20 @@ def _block_of(packed: DecoderBlock | None, layer: BlockParameters | None) -> Dec
         return packed
     assert layer is not None  # noqa: S101 - one of the two is always there
     return layer.trainable()
+
+
+def block_linears(heads: MedusaHeads | HydraHeads, head: int) -> list[nn.Linear]:
+    """Of the residual blocks of a head, in the order of their use, before heads are packed."""
+    stack = heads.blocks[head]
+    assert isinstance(stack, _BlockStack)  # noqa: S101 - it is made of nothing else
+    return stack.linears()
+
+
+def conditioned_linears(heads: HydraHeads, head: int) -> tuple[nn.Linear, nn.Linear]:
+    """R and W of the conditioned block of a head, before heads are packed."""
+    block = heads.first[head]
+    assert isinstance(block, _ConditionedBlock)  # noqa: S101
+    return block.residual, block.linear
 
 
 def build_heads(config: HeadsConfig, hot_ids: Tensor) -> MedusaHeads | HydraHeads | RecurrentModule:

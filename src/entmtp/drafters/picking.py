@@ -9,17 +9,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entmtp.drafters.base import DraftRequest
+from entmtp.drafters.base import Coupling, DraftRequest
 from entmtp.drafters.filling import set_children
 from entmtp.sampling import stable_top_k
 from entmtp.topology import Level
 
-__all__ = ["BestChildren", "Picker", "ScoredRows", "coupled_scores", "set_best_children"]
+__all__ = [
+    "BestChildren",
+    "LevelRows",
+    "Picker",
+    "ScoredRows",
+    "coupled_scores",
+    "score_scale",
+    "set_best_children",
+]
+
+_LEAST_TEMPERATURE = 1e-30  # below it the noise decides nothing
 
 
 @dataclass(frozen=True)
-class ScoredRows:
-    """The parents of one depth, of all trees of a batch, with the scores of their children.
+class LevelRows:
+    """The parents of one depth, of all trees of a batch.
 
     Attributes:
         depth: of the parents; the root has depth 0.
@@ -29,8 +39,6 @@ class ScoredRows:
         levels: what each tree wants at this depth.
         counts: rows of each request.
         parent_rows: for each request, the row among its own that each child hangs on.
-        scores: ``(R, hot)`` of all rows.
-        hot_ids: int64 ``(hot,)`` token of each column.
     """
 
     depth: int
@@ -40,6 +48,22 @@ class ScoredRows:
     levels: Sequence[Level]
     counts: Sequence[int]
     parent_rows: Sequence[npt.NDArray[np.int64]]
+
+    @property
+    def width(self) -> int:
+        """Candidates that a row must yield at most."""
+        return max(level.width for level in self.levels)
+
+
+@dataclass(frozen=True)
+class ScoredRows(LevelRows):
+    """Rows with the scores of their children.
+
+    Attributes:
+        scores: ``(R, hot)`` of all rows.
+        hot_ids: int64 ``(hot,)`` token of each column.
+    """
+
     scores: Tensor
     hot_ids: Tensor
 
@@ -47,12 +71,21 @@ class ScoredRows:
 class Picker(Protocol):
     """Sets the children of scored rows."""
 
+    @property
+    def takes_best(self) -> bool:
+        """True where it does no more than :func:`set_best_children`.
+
+        Then a drafter may fill trees by itself, and :meth:`pick` need not be called.
+        """
+
     def pick(self, rows: ScoredRows) -> None:
         """Write a token for every child into the trees."""
 
 
 class BestChildren:
     """Child rank r is the r-th best token: what a draft tree wants."""
+
+    takes_best = True
 
     def pick(self, rows: ScoredRows) -> None:
         """Take the best tokens of each row, ties to the lower token."""
@@ -65,8 +98,7 @@ def set_best_children(rows: ScoredRows) -> Tensor:
     Returns:
         int64 ``(R, width)`` columns of the scores, best first, ties to the lower token.
     """
-    width = max(level.width for level in rows.levels)
-    order = stable_top_k(coupled_scores(rows), width)[1]
+    order = stable_top_k(coupled_scores(rows), rows.width)[1]
     parts = torch.split(rows.hot_ids[order], list(rows.counts))
     for tokens, level, part, parents in zip(
         rows.trees, rows.levels, parts, rows.parent_rows, strict=True
@@ -92,6 +124,11 @@ def coupled_scores(rows: ScoredRows) -> Tensor:
             parts.append(scores)
             continue
         noise = coupling.noise.at(coupling.position + rows.depth, scores.device)
-        scaled = scores.to(torch.float32)
-        parts.append(torch.add(noise[rows.hot_ids], scaled, alpha=1 / coupling.temperature))
+        # rounded after each of the two operations, as the native core does
+        parts.append(noise[rows.hot_ids] + scores.to(torch.float32) * score_scale(coupling))
     return torch.cat(parts)
+
+
+def score_scale(coupling: Coupling) -> float:
+    """Factor on the scores beside the noise."""
+    return 1 / max(coupling.temperature, _LEAST_TEMPERATURE)

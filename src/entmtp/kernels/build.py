@@ -34,6 +34,10 @@ _AVX512 = (
 )
 _SOURCES: dict[str, tuple[str, ...]] = {
     "api.cpp": (),
+    "drafts.cpp": (),
+    "engine.cpp": (),
+    "rate.cpp": (),
+    "trees.cpp": (),
     "isa_portable.cpp": (),
     "isa_avx2.cpp": _AVX2,
     "isa_avx512.cpp": _AVX512,

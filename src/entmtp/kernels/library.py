@@ -16,9 +16,19 @@ from entmtp.errors import CheckpointError, InputError
 __all__ = [
     "ISAS",
     "CConfig",
+    "CFront",
+    "CHead",
+    "CHeadJob",
+    "CHeads",
     "CJob",
     "CLayer",
+    "CLevel",
+    "CMatrix",
+    "CRanking",
     "CSegment",
+    "CText",
+    "CTree",
+    "CVocabulary",
     "CWeights",
     "Library",
     "address",
@@ -29,7 +39,7 @@ __all__ = [
 ISAS = ("avx512", "avx2", "portable")
 """Instruction sets, the fastest first."""
 
-ABI = 2
+ABI = 3
 _NAMES = {"Linux": "libentmtp.so", "Darwin": "libentmtp.dylib", "Windows": "entmtp.dll"}
 _FOLDER = Path(__file__).parent
 _Pointer = ctypes.c_void_p
@@ -64,7 +74,7 @@ class CConfig(ctypes.Structure):
 
 
 class CLayer(ctypes.Structure):
-    """``EntmtpLayer`` of api.cpp."""
+    """``EntmtpLayer`` of engine.h."""
 
     _fields_ = [
         (name, _Pointer)
@@ -84,7 +94,7 @@ class CLayer(ctypes.Structure):
 
 
 class CWeights(ctypes.Structure):
-    """``EntmtpWeights`` of api.cpp."""
+    """``EntmtpWeights`` of engine.h."""
 
     _fields_ = [
         ("layers", ctypes.POINTER(CLayer)),
@@ -100,6 +110,21 @@ class CSegment(ctypes.Structure):
         ("first_row", _Int),
         ("num_rows", _Int),
         ("mask", _Pointer),
+        ("held_positions", _Pointer),
+        ("held", _Int),
+    ]
+
+
+class CRanking(ctypes.Structure):
+    """``Ranking`` of core.h."""
+
+    _fields_ = [
+        ("scores", _Pointer),
+        ("count", _Int),
+        ("best", _Pointer),
+        ("values", _Pointer),
+        ("noise", _Pointer),
+        ("scale", _Pointer),
     ]
 
 
@@ -117,6 +142,105 @@ class CJob(ctypes.Structure):
         ("num_logit_rows", _Int),
         ("logits", _Pointer),
         ("stats", _Pointer),
+        ("inputs", _Pointer),
+        ("ranking", CRanking),
+    ]
+
+
+class CVocabulary(ctypes.Structure):
+    """``Vocabulary`` of core.h."""
+
+    _fields_ = [
+        ("embedding", _Pointer),
+        ("embed_scale", ctypes.c_float),
+        ("tokens", _Int),
+        ("columns", _Int),
+        ("hot_ids", _Pointer),
+    ]
+
+
+class CFront(ctypes.Structure):
+    """``EntmtpFront`` of engine.h."""
+
+    _fields_ = [
+        ("join", _Pointer),
+        ("hidden_first", _Int),
+        ("output_bias", _Pointer),
+        ("vocabulary", CVocabulary),
+    ]
+
+
+class CMatrix(ctypes.Structure):
+    """``EntmtpMatrix`` of engine.h."""
+
+    _fields_ = [("packed", _Pointer), ("bias", _Pointer), ("channels", _Int), ("k", _Int)]
+
+
+class CHead(ctypes.Structure):
+    """``EntmtpHead`` of engine.h."""
+
+    _fields_ = [("first", _Int), ("output", _Int), ("num_blocks", _Int), ("blocks", _Pointer)]
+
+
+class CHeads(ctypes.Structure):
+    """``EntmtpHeads`` of engine.h."""
+
+    _fields_ = [
+        ("hidden", _Int),
+        ("num_matrices", _Int),
+        ("num_heads", _Int),
+        ("matrices", ctypes.POINTER(CMatrix)),
+        ("heads", ctypes.POINTER(CHead)),
+        ("vocabulary", CVocabulary),
+    ]
+
+
+class CHeadJob(ctypes.Structure):
+    """``HeadJob`` of core.h."""
+
+    _fields_ = [
+        ("head", _Int),
+        ("num_rows", _Int),
+        ("num_base", _Int),
+        ("base", _Pointer),
+        ("base_of", _Pointer),
+        ("tokens", _Pointer),
+        ("ranking", CRanking),
+    ]
+
+
+class CLevel(ctypes.Structure):
+    """``EntmtpLevel`` of engine.h."""
+
+    _fields_ = [
+        ("rows", _Int),
+        ("children", _Int),
+        ("width", _Int),
+        *((name, _Pointer) for name in ("paths", "nodes", "parents", "ranks", "above", "mask")),
+    ]
+
+
+class CTree(ctypes.Structure):
+    """``EntmtpTree`` of engine.h."""
+
+    _fields_ = [
+        ("num_nodes", _Int),
+        ("num_levels", _Int),
+        ("levels", ctypes.POINTER(CLevel)),
+        ("tokens", _Pointer),
+        ("noise", _Pointer),
+        ("scale", ctypes.c_float),
+    ]
+
+
+class CText(ctypes.Structure):
+    """``EntmtpText`` of engine.h."""
+
+    _fields_ = [
+        ("cache", _Pointer),
+        ("num_rows", _Int),
+        ("inputs", _Pointer),
+        ("tokens", _Pointer),
     ]
 
 
@@ -179,6 +303,8 @@ def address(array: npt.NDArray[Any] | None) -> int | None:
     if array is None:
         return None
     assert array.flags.c_contiguous  # noqa: S101 - our own arrays are
+    if array.size and array.flags.writeable:  # a third of the time of the other way
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     return int(array.ctypes.data)
 
 
@@ -221,6 +347,22 @@ def _declare(lib: Any) -> None:
             _Pointer,
             (ctypes.POINTER(CConfig), ctypes.POINTER(CWeights), _Int, ctypes.c_char_p),
         ),
+        "entmtp_block_new": (
+            _Pointer,
+            (
+                _Pointer,
+                ctypes.POINTER(CConfig),
+                ctypes.POINTER(CWeights),
+                ctypes.POINTER(CFront),
+            ),
+        ),
+        "entmtp_heads_new": (_Pointer, (_Pointer, ctypes.POINTER(CHeads))),
+        "entmtp_heads_run": (_Int, (_Pointer, ctypes.POINTER(CHeadJob))),
+        "entmtp_heads_fill": (_Int, (_Pointer, _Pointer, ctypes.POINTER(CTree), _Int)),
+        "entmtp_block_fill": (
+            _Int,
+            (_Pointer, ctypes.POINTER(CText), ctypes.POINTER(CTree), _Int),
+        ),
         "entmtp_model_free": (None, (_Pointer,)),
         "entmtp_model_threads": (_Int, (_Pointer, _Int)),
         "entmtp_model_bytes": (ctypes.c_size_t, (_Pointer,)),
@@ -229,6 +371,7 @@ def _declare(lib: Any) -> None:
         "entmtp_cache_length": (_Int, (_Pointer,)),
         "entmtp_cache_capacity": (_Int, (_Pointer,)),
         "entmtp_cache_grow": (_Pointer, (_Pointer, _Pointer, _Int)),
+        "entmtp_cache_truncate": (_Int, (_Pointer, _Int)),
         "entmtp_cache_commit": (_Int, (_Pointer, _Pointer, _Pointer, _Int)),
         "entmtp_linear_new": (_Pointer, (_Pointer, _Pointer, _Int, _Int)),
         "entmtp_linear_free": (None, (_Pointer,)),

@@ -22,6 +22,7 @@ from entmtp.errors import AssetError, CheckpointError
 from entmtp.linear import Projection
 from entmtp.loading.assets import resolve_model
 from entmtp.loading.heads_source import HeadsSource, find_heads, native_module
+from entmtp.loading.native_heads import fits_core, make_native_drafter
 from entmtp.target.base import Target, TargetConfig
 from entmtp.target.native import NativeTarget
 
@@ -30,6 +31,7 @@ __all__ = [
     "heads_of_source",
     "load_drafter",
     "make_drafter",
+    "make_torch_drafter",
     "shipped_heads",
     "source_of",
     "target_facts",
@@ -106,6 +108,14 @@ def heads_of_source(source: HeadsSource, target: HeadsBase, model: str) -> Heads
 
 def make_drafter(heads: Heads, target: Target) -> Drafter:
     """Attach heads to a target; they are changed and belong to the drafter from then on."""
+    if isinstance(target, NativeTarget) and fits_core(heads):
+        digest = heads_digest(heads)
+        return make_native_drafter(heads.to(target.device, target.dtype), target, digest)
+    return make_torch_drafter(heads, target)
+
+
+def make_torch_drafter(heads: Heads, target: Target) -> Drafter:
+    """As :func:`make_drafter`, computed by torch; on a native target with its products."""
     digest = heads_digest(heads)
     heads = heads.to(target.device, target.dtype)
     if not heads.config.has_own_output:

@@ -11,18 +11,11 @@ import torch
 from torch import Tensor
 
 from entmtp.errors import InputError, TopologyError
-from entmtp.kernels.library import (
-    CConfig,
-    CJob,
-    CLayer,
-    CSegment,
-    CWeights,
-    Library,
-    address,
-)
+from entmtp.kernels.core import CoreArrays, CoreModel, NativeKVCache
+from entmtp.kernels.library import CJob, CSegment, Library, address
 from entmtp.linear import Projection
 from entmtp.target.base import LogitStats, Segment, TargetConfig, TargetOutput
-from entmtp.target.native_weights import Array, mix_count, rotary_tables
+from entmtp.target.native_weights import Array, core_config, rotary_tables
 
 __all__ = ["MAX_THREADS", "MAX_TREE_ROWS", "Matrices", "NativeKVCache", "NativeTarget"]
 
@@ -46,70 +39,14 @@ class Matrices(Protocol):
         """``(len(ids), H)`` rows of the output head, float32."""
 
 
-class CoreModel:
-    """A model inside the core; freed when neither target, cache nor projection holds it."""
-
-    def __init__(self, library: Library, pointer: int) -> None:
-        """Own what ``entmtp_model_new`` gave."""
-        self.lib, self.pointer = library.lib, pointer
-        weakref.finalize(self, library.lib.entmtp_model_free, pointer)
-
-
-class NativeKVCache:
-    """Keys and values of one sequence inside the core, in half precision."""
-
-    def __init__(self, model: CoreModel, capacity: int) -> None:
-        """Allocate room for ``capacity`` rows."""
-        self._lib, self._model = model.lib, model
-        self._pointer = self._checked(self._lib.entmtp_cache_new(model.pointer, max(capacity, 1)))
-        self._finalizer = weakref.finalize(self, self._lib.entmtp_cache_free, self._pointer)
-        self._num_pending = 0
-
-    @property
-    def length(self) -> int:
-        """Committed rows."""
-        return int(self._lib.entmtp_cache_length(self._pointer))
-
-    def begin(self, num_rows: int) -> int:
-        """Make room for the rows of a forward; the address of the cache."""
-        need = self.length + num_rows
-        capacity = int(self._lib.entmtp_cache_capacity(self._pointer))
-        if need > capacity:
-            self._finalizer.detach()
-            grown = self._lib.entmtp_cache_grow(
-                self._model.pointer, self._pointer, max(need, capacity * 3 // 2)
-            )
-            self._pointer = self._checked(grown)
-            self._finalizer = weakref.finalize(self, self._lib.entmtp_cache_free, self._pointer)
-        self._num_pending = num_rows
-        return self._pointer
-
-    def commit(self, rows: Sequence[int]) -> None:
-        """Keep these rows of the last forward, in increasing order, and drop its others."""
-        kept = np.array(rows, dtype=np.int32)
-        assert not len(kept) or int(kept[-1]) < self._num_pending  # noqa: S101
-        code = self._lib.entmtp_cache_commit(
-            self._model.pointer, self._pointer, address(kept), len(kept)
-        )
-        assert code == 0, f"rows {rows} are not increasing"  # noqa: S101
-        self._num_pending = 0
-
-    def _checked(self, pointer: int | None) -> int:
-        if not pointer:
-            raise MemoryError("no memory for the keys and values of a sequence")
-        return pointer
-
-
 class NativeProjection:
     """x W^T + b with int8 weights and activations, on the threads of a model."""
 
-    def __init__(
-        self, library: Library, isa: str, model: CoreModel, weight: Tensor, bias: Tensor | None
-    ) -> None:
+    def __init__(self, model: CoreModel, weight: Tensor, bias: Tensor | None) -> None:
         """Quantise and pack ``(out, in)``; nothing given is kept."""
-        self._lib, self._model = library.lib, model
+        self._lib, self._model = model.lib, model
         self._shape = weight.shape[0], weight.shape[1]
-        packed = library.pack(weight.detach().float().numpy(), isa)
+        packed = model.library.pack(weight.detach().float().numpy(), model.isa)
         addend = None if bias is None else bias.detach().float().contiguous().numpy()
         pointer = self._lib.entmtp_linear_new(address(packed), address(addend), *self._shape)
         if not pointer:
@@ -163,7 +100,12 @@ class NativeTarget:
         self._library, self.isa = library, library.isa(isa)
         self._matrices = matrices
         self._project: Callable[[Tensor], Tensor] | None = None
-        self._model = CoreModel(library, self._make_model(arrays, threads))
+        self._model = CoreModel(library, self.isa, self._make_model(arrays, threads))
+
+    @property
+    def core(self) -> CoreModel:
+        """The model in the core, on whose threads drafters compute."""
+        return self._model
 
     @property
     def backend(self) -> str:
@@ -194,7 +136,7 @@ class NativeTarget:
     @property
     def weight_bytes(self) -> int:
         """Memory of weights and scratch inside the core."""
-        return int(self._library.lib.entmtp_model_bytes(self._model.pointer))
+        return self._model.num_bytes
 
     def embedding(self) -> Tensor:
         """``(V, H)`` input embedding, float32."""
@@ -215,7 +157,7 @@ class NativeTarget:
         """x W^T + b in the core, int8, for drafters; in torch where the width does not fit."""
         if weight.shape[1] % 16:
             return Projection(weight, bias)
-        return NativeProjection(self._library, self.isa, self._model, weight, bias)
+        return NativeProjection(self._model, weight, bias)
 
     def forward(self, segments: Sequence[Segment], *, needs_logits: bool = True) -> TargetOutput:
         """Evaluate all rows of all segments in one call; statistics come in any case.
@@ -278,47 +220,20 @@ class NativeTarget:
             _split_stats(stats, counts),
         )
 
-    def _make_model(self, arrays: Mapping[str, Array], threads: int) -> int:
+    def _make_model(self, arrays: Mapping[str, Array], threads: int) -> int | None:
         config = self.config
-        kept = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
         cos, sin = rotary_tables(config, config.context_window)
-        at = {name: address(value) for name, value in kept.items()}
-        layers = (CLayer * config.num_layers)()
-        for index in range(config.num_layers):
-            values = [at.get(f"{index}.{name}") for name, *_ in CLayer._fields_]
-            layers[index] = CLayer(*values)
-        weights = CWeights(
-            layers,
-            at["head"],
-            at["embedding"],
-            at["dense"],
-            at["final_norm"],
-            address(cos),
-            address(sin),
+        given = CoreArrays({**arrays, "cos": cos, "sin": sin}, config.num_layers)
+        shape = core_config(
+            config,
+            num_layers=config.num_layers,
+            vocab_size=config.vocab_size,
+            num_positions=config.context_window,
         )
-        shape = CConfig(
-            config.num_layers,
-            config.hidden_size,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            config.intermediate_size,
-            config.vocab_size,
-            config.context_window,
-            config.qkv_bias,
-            config.o_bias,
-            config.mlp_bias,
-            config.qk_norm,
-            mix_count(config.intermediate_size),
-            len(kept["dense"]),
-            config.rms_norm_eps,
+        pointer: int | None = self._library.lib.entmtp_model_new(
+            ctypes.byref(shape), ctypes.byref(given.weights), threads, self.isa.encode()
         )
-        pointer = self._library.lib.entmtp_model_new(
-            ctypes.byref(shape), ctypes.byref(weights), threads, self.isa.encode()
-        )
-        if not pointer:
-            raise MemoryError("no memory for the weights of the model in the native core")
-        return int(pointer)
+        return pointer
 
 
 def _split_stats(rows: npt.NDArray[np.void], counts: Sequence[int]) -> tuple[LogitStats, ...]:

@@ -14,16 +14,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entmtp.decoder.config import block_shapes
+from entmtp.decoder.config import BlockConfig, block_shapes
 from entmtp.decoder.rope import inverse_frequencies
 from entmtp.errors import CheckpointError, UnsupportedModelError
-from entmtp.kernels.library import Library
+from entmtp.kernels.library import CConfig, Library
 from entmtp.target.base import TargetConfig
 
 __all__ = [
     "Array",
     "Rotation",
     "check_native",
+    "core_config",
+    "interleave",
     "layer_rows",
     "make_rotation",
     "mix_count",
@@ -49,7 +51,7 @@ class Rotation:
     full: Floats
 
 
-def native_obstacle(config: TargetConfig) -> str | None:
+def native_obstacle(config: BlockConfig) -> str | None:
     """What keeps a model out of the core; ``None`` where nothing does."""
     for name, value, multiple in (
         ("hidden_size", config.hidden_size, 32),
@@ -72,6 +74,37 @@ def check_native(config: TargetConfig) -> None:
         raise UnsupportedModelError(f"{obstacle}; use --backend torch")
 
 
+def core_config(
+    config: BlockConfig, *, num_layers: int, vocab_size: int, num_positions: int
+) -> CConfig:
+    """Sizes of a model in the core.
+
+    Args:
+        config: of its blocks.
+        num_layers: blocks.
+        vocab_size: tokens that it scores.
+        num_positions: that its rotary tables hold.
+    """
+    size = config.hidden_size
+    return CConfig(
+        num_layers,
+        size,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.intermediate_size,
+        vocab_size,
+        num_positions,
+        config.qkv_bias,
+        config.o_bias,
+        config.mlp_bias,
+        config.qk_norm,
+        mix_count(config.intermediate_size),
+        size // (size & -size),
+        config.rms_norm_eps,
+    )
+
+
 def make_rotation(size: int) -> Rotation:
     """A rotation of the hidden size: Hadamard on its power of two, random on the odd factor."""
     power = size & -size
@@ -90,7 +123,7 @@ def mix_count(inter: int) -> int:
 
 
 def layer_rows(
-    config: TargetConfig, tensors: Mapping[str, Tensor], rotation: Rotation
+    config: BlockConfig, tensors: Mapping[str, Tensor], rotation: Rotation
 ) -> dict[str, Floats]:
     """Matrices and vectors of one block in the order of the core's panels.
 
@@ -109,7 +142,7 @@ def layer_rows(
     feed = get["post_attention_layernorm.weight"]
     order = _head_order(config)
     qkv = np.concatenate([get[f"self_attn.{n}_proj.weight"] for n in "qkv"])
-    pairs = _interleave(get["mlp.gate_proj.weight"], get["mlp.up_proj.weight"])
+    pairs = interleave(get["mlp.gate_proj.weight"], get["mlp.up_proj.weight"])
     down = _mixed(turn.T @ get["mlp.down_proj.weight"], mix_count(config.intermediate_size))
     rows = {
         "qkv": ((qkv * attention) @ turn)[order],
@@ -124,7 +157,7 @@ def layer_rows(
         rows["o_bias"] = turn.T @ get["self_attn.o_proj.bias"]
     if config.mlp_bias:
         gate, up = get["mlp.gate_proj.bias"][:, None], get["mlp.up_proj.bias"][:, None]
-        rows["gate_up_bias"] = _interleave(gate, up)[:, 0]
+        rows["gate_up_bias"] = interleave(gate, up)[:, 0]
         rows["down_bias"] = turn.T @ get["mlp.down_proj.bias"]
     if config.qk_norm:
         rows["q_norm"] = get["self_attn.q_norm.weight"]
@@ -193,7 +226,7 @@ def _rotated_embedding(embedding: Tensor, rotation: Rotation) -> npt.NDArray[np.
     return out
 
 
-def rotary_tables(config: TargetConfig, length: int) -> tuple[Floats, Floats]:
+def rotary_tables(config: BlockConfig, length: int) -> tuple[Floats, Floats]:
     """Cosines and sines ``(length, head_dim / 2)`` as the reference target computes them."""
     angle = torch.outer(torch.arange(length).float(), inverse_frequencies(config))
     scale = 1.0 if config.rope_scaling is None else config.rope_scaling.attention_factor
@@ -207,7 +240,7 @@ def _hadamard(size: int) -> npt.NDArray[np.float64]:
     return matrix
 
 
-def _head_order(config: TargetConfig) -> npt.NDArray[np.int64]:
+def _head_order(config: BlockConfig) -> npt.NDArray[np.int64]:
     """Channels by panel: 16 of the first half of a head, then those that rotate with them."""
     half = config.head_dim // 2
     within = [
@@ -219,7 +252,7 @@ def _head_order(config: TargetConfig) -> npt.NDArray[np.int64]:
     return flat
 
 
-def _interleave(gate: Floats, up: Floats) -> Floats:
+def interleave(gate: Floats, up: Floats) -> Floats:
     """16 gate rows, then the 16 up rows that belong to them, and so on."""
     pair = np.stack([gate.reshape(-1, 16, gate.shape[1]), up.reshape(-1, 16, up.shape[1])], axis=1)
     return pair.reshape(-1, gate.shape[1])

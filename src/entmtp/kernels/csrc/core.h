@@ -15,6 +15,8 @@ constexpr int kKeyBlock = 64;     // tokens in a transposed block of keys: [dim]
 constexpr int kSpan = 128;        // positions whose attention is summed on its own
 constexpr int kVocabChunk = 1024; // channels in a partial log-sum-exp
 constexpr int kMaxThreads = 64;
+constexpr int kMaxPending = 1024; // rows of one sequence behind its committed ones
+constexpr int kMaxBest = 64;      // columns that are ranked for a row
 
 struct Config {
     int32_t layers, hidden, heads, kv_heads, head_dim, inter, vocab, max_positions;
@@ -43,21 +45,60 @@ struct Weights {
     const float *cos, *sin;       // [max_positions][head_dim / 2]
 };
 
+// What a drafter reads of its target, and what it scores.
+struct Vocabulary {
+    const float* embedding;       // [tokens][hidden], the target's own; null where none is read
+    float embed_scale;
+    int32_t tokens;
+    int32_t columns;              // tokens that are scored
+    const int32_t* hot_ids;       // [columns]
+};
+
+// A matrix of a drafter with its bias, or null.
+struct Biased { Matrix matrix; const float* bias; };
+
+// What makes the first rows of a drafter's block of the rows given: a product with
+// [norm(E(token)), norm(row)], or a rotation of the row where there is no matrix.
+struct Front { Matrix join; int32_t hidden_first; };
+
+// A head: x = R u + SiLU(W u) on u = [row, E(token), ...], where there is such a matrix (16 channels
+// of R, then 16 of W, and so on); x += SiLU(W x) for each block; scores.
+struct Head {
+    Biased first;
+    const Biased* blocks;
+    int32_t num_blocks;
+    Biased output;
+};
+
 // Keys and values of one sequence in half precision. keys: [layer][kv][block][dim][64];
 // values: [layer][kv][slot][dim]. Slots below `length` are committed: slot = position.
 struct Cache { int32_t capacity, length; half_t *keys, *values; };
 
-// The rows of one sequence in a forward.
+// The rows of one sequence in a forward. Under a mask they may follow rows of earlier forwards that
+// were held and not committed: slots behind `length`.
 struct Segment {
     Cache* cache;
     int32_t first_row, num_rows;
-    const uint8_t* mask;          // [num_rows][num_rows]; null is causal
+    const uint8_t* mask;          // [num_rows][held + num_rows]; null is causal
+    const int32_t* held_positions; // [held]
+    int32_t held;
 };
 
 // Statistics of one row of logits.
 struct RowStats { int32_t argmax; float p_max, log_sum_exp, entropy; };
 
 struct Partial { float max, sum, weighted; int32_t argmax; };
+
+// What a drafter is asked for: all scores of some rows, or their best columns. A column is ranked by
+// its score, or, under noise, by noise[its token] + score * scale; ties go to the lower column.
+struct Ranking {
+    float* scores;                // [rows][columns] or null
+    int32_t count;                // columns wanted of each row, best first; 0 beside all scores
+    int32_t* best;                // [rows][count]
+    float* values;                // [rows][count], what they are ranked by
+    const float* const* noise;    // [rows], each [tokens] or null; or null
+    const float* scale;           // [rows] or null
+};
 
 struct Job {
     const int32_t *tokens, *positions;
@@ -68,6 +109,17 @@ struct Job {
     int32_t num_logit_rows;
     float* logits;                // [num_logit_rows][vocab] or null
     RowStats* stats;              // [num_logit_rows] or null
+    const float* inputs;          // of a drafter's block: rows [num_rows][hidden]
+    Ranking ranking;              // of a drafter's block, instead of logits
+};
+
+// Rows of one depth of draft trees that a head scores.
+struct HeadJob {
+    int32_t head, num_rows, num_base;
+    const float* base;            // [num_base][hidden]
+    const int32_t* base_of;       // [num_rows]: index of the row of `base` that a row begins with
+    const int32_t* tokens;        // [num_rows][head + 1]; null where a head reads none
+    Ranking ranking;
 };
 
 // A single product: rows [num_rows][k] to [num_rows][channels].
@@ -102,9 +154,17 @@ struct Model {
     Phase* phases;
     std::atomic<int32_t>* claims;  // [thread][claim_stride]: items claimed of a thread's share of a phase
     int32_t num_phases, claim_stride;
+    int32_t score_stride;         // floats of a query in Scratch::scores
     Job job;
     const Product* product;       // instead of a job, if not null
+    const HeadJob* head_job;      // instead of a job, if not null
     int32_t block_first, block_rows;  // rows of the job in the present block
+    // of drafters alone
+    Vocabulary vocabulary;
+    Front front;
+    const Head* heads;
+    const float* output_bias;     // [columns] or null
+    float* ranked;                // scores of rows whose best columns alone are wanted
 };
 
 // What an instruction set brings.

@@ -1,0 +1,158 @@
+"""Drafting with heads inside the native core: one call for the trees of all sequences."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from entmtp.drafters.base import DraftRequest, DraftTree
+from entmtp.drafters.filling import active_at, root_tokens
+from entmtp.drafters.heads import HeadsConfig
+from entmtp.drafters.native_rows import (
+    CPU,
+    Floats,
+    Ints,
+    PrefixRunner,
+    PrefixState,
+    float_rows,
+    is_filled_in_core,
+    tree_request,
+)
+from entmtp.drafters.picking import BestChildren, LevelRows, Picker, ScoredRows
+from entmtp.kernels.drafts import NativeHeads
+
+__all__ = ["NativeHeadsDrafter"]
+
+
+@dataclass
+class _State:
+    """What the heads read besides tokens, at the last committed token.
+
+    Attributes:
+        hidden: ``(1, H)`` hidden state of the target.
+        prefix: of the prefix layer, where there is one.
+    """
+
+    hidden: Floats
+    prefix: PrefixState | None = None
+
+
+class NativeHeadsDrafter:
+    """Fills trees from Medusa, Hydra or Hydra++ heads in the core.
+
+    Implements :class:`entmtp.drafters.base.Drafter`; its slow twin in torch is
+    :class:`entmtp.drafters.tree_heads.HeadsDrafter`. A row has bitwise the same scores alone, in
+    any tree, in any batch and with any number of threads.
+    """
+
+    def __init__(
+        self,
+        config: HeadsConfig,
+        heads: NativeHeads,
+        hot_ids: Tensor,
+        digest: str,
+        prefix: PrefixRunner | None = None,
+    ) -> None:
+        """Join heads and what they score.
+
+        Args:
+            config: sizes.
+            heads: in the core.
+            hot_ids: int64 ``(hot,)``.
+            digest: of the heads, from :func:`entmtp.drafters.checkpoint.heads_digest`.
+            prefix: the layer of Hydra++.
+        """
+        self.config, self.hot_ids, self.digest = config, hot_ids, digest
+        self._heads, self._prefix = heads, prefix
+
+    @property
+    def name(self) -> str:
+        """``medusa``, ``hydra`` or ``hydra++``."""
+        return self.config.kind
+
+    @property
+    def max_depth(self) -> int:
+        """Number of heads."""
+        return self.config.num_heads
+
+    @property
+    def max_width(self) -> int:
+        """Size of the hot vocabulary."""
+        return len(self.hot_ids)
+
+    def prefill(self, prompt: Sequence[int], hidden: Tensor, root: int) -> _State:
+        """Keep the hidden state of the last prompt token; all of them for a prefix layer."""
+        del prompt, root
+        state = _State(float_rows(hidden[-1:]))
+        if self._prefix is not None:
+            state.prefix = self._prefix.start()
+            state.prefix.waiting.append(float_rows(hidden))
+        return state
+
+    def commit(self, state: _State, hidden: Tensor, tokens: Sequence[int]) -> None:
+        """Keep the hidden state of the last accepted node; all of them for a prefix layer."""
+        del tokens
+        state.hidden = float_rows(hidden[-1:])
+        if state.prefix is not None:
+            state.prefix.waiting.append(float_rows(hidden))
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """Fill one tree a request, depth by depth."""
+        trees = self.fill(requests, BestChildren())
+        return [DraftTree(r.plan, tokens) for r, tokens in zip(requests, trees, strict=True)]
+
+    def fill(self, requests: Sequence[DraftRequest], picker: Picker) -> list[Tensor]:
+        """Tokens ``(N,)`` of one tree a request, whose children the picker chooses."""
+        trees = root_tokens(requests, CPU)
+        wanted = active_at(requests, 0)
+        if not wanted:
+            return trees
+        base = self._base_rows([requests[i] for i in wanted])
+        if is_filled_in_core(requests, picker):
+            filled = self._heads.fill(base, [tree_request(requests[i]) for i in wanted])
+            for index, tokens in zip(wanted, filled, strict=True):
+                trees[index] = torch.from_numpy(tokens.astype(np.int64))
+            return trees
+        place = {index: row for row, index in enumerate(wanted)}
+        for depth in range(max(r.plan.max_depth for r in requests)):
+            rows = self._level_rows(depth, requests, trees)
+            base_of = np.array([place[i] for i in rows.indices], dtype=np.int32)
+            self._score(rows, picker, base, np.repeat(base_of, rows.counts))
+        return trees
+
+    def _base_rows(self, requests: Sequence[DraftRequest]) -> Floats:
+        """``(B, H)``: h_t of each request, or s_t of the prefix layer."""
+        if self._prefix is None:
+            return np.concatenate([r.state.hidden for r in requests])
+        self._prefix.catch_up([r.state.prefix for r in requests])
+        return np.concatenate([r.state.prefix.feature for r in requests])
+
+    def _level_rows(
+        self, depth: int, requests: Sequence[DraftRequest], trees: Sequence[Tensor]
+    ) -> LevelRows:
+        indices = active_at(requests, depth)
+        active = [requests[i] for i in indices]
+        levels = [r.plan.levels[depth] for r in active]
+        if self.config.kind == "medusa":  # a head sees h_t alone: one row serves every node
+            counts = [1] * len(levels)
+            parent_rows = [np.zeros_like(level.ranks) for level in levels]
+        else:
+            counts = [len(level.parents) for level in levels]
+            parent_rows = [level.parent_rows for level in levels]
+        return LevelRows(
+            depth, indices, active, [trees[i] for i in indices], levels, counts, parent_rows
+        )
+
+    def _score(self, rows: LevelRows, picker: Picker, base: Floats, base_of: Ints) -> None:
+        """Evaluate head ``depth`` on the rows of all trees and let the picker choose."""
+        tokens: Ints | None = None
+        if self.config.kind != "medusa":
+            above = [
+                tree.numpy()[level.paths]
+                for tree, level in zip(rows.trees, rows.levels, strict=True)
+            ]
+            tokens = np.concatenate(above).astype(np.int32)
+        scores = self._heads.scores(rows.depth, base, base_of, tokens)
+        picker.pick(ScoredRows(**vars(rows), scores=torch.from_numpy(scores), hot_ids=self.hot_ids))

@@ -1,0 +1,104 @@
+"""What drafters in the native core have in common: requests, rows that wait, a prefix layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from entmtp.drafters.base import DraftRequest
+from entmtp.drafters.picking import Picker, score_scale
+from entmtp.kernels.core import NativeKVCache
+from entmtp.kernels.drafts import MAX_BEST, BlockPart, NativeBlock
+from entmtp.kernels.trees import TreeRequest, tree_shape
+
+__all__ = [
+    "CPU",
+    "FIRST_CAPACITY",
+    "Floats",
+    "Ints",
+    "PrefixRunner",
+    "PrefixState",
+    "float_rows",
+    "is_filled_in_core",
+    "tree_request",
+]
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+
+CPU = torch.device("cpu")
+
+FIRST_CAPACITY = 256
+"""Rows of a new cache."""
+
+
+def is_filled_in_core(requests: Sequence[DraftRequest], picker: Picker) -> bool:
+    """Whether whole trees can be left to the core: no one looks at scores, no rank is too high."""
+    return picker.takes_best and all(tree_shape(r.plan).width <= MAX_BEST for r in requests)
+
+
+def tree_request(request: DraftRequest) -> TreeRequest:
+    """A request as the core takes it."""
+    coupling, plan = request.coupling, request.plan
+    if coupling is None:
+        return TreeRequest(plan, request.root)
+    places = range(coupling.position, coupling.position + plan.max_depth)
+    noise = [coupling.noise.at(place, CPU).numpy() for place in places]
+    return TreeRequest(plan, request.root, noise, score_scale(coupling))
+
+
+def float_rows(rows: Tensor) -> Floats:
+    """A copy of float32 rows on the CPU."""
+    copy: Floats = np.array(rows.numpy(), dtype=np.float32, order="C")
+    return copy
+
+
+@dataclass
+class PrefixState:
+    """One sequence's cache, the hidden states that wait, and the feature of the newest row read.
+
+    Attributes:
+        cache: keys and values of the rows read.
+        feature: ``(1, H)`` of the newest row read.
+        waiting: rows ``(n, H)``, oldest first.
+    """
+
+    cache: NativeKVCache
+    feature: Floats
+    waiting: list[Floats] = field(default_factory=list)
+
+
+class PrefixRunner:
+    """Runs the prefix layer of Hydra++ over committed tokens, when a tree is drafted."""
+
+    def __init__(self, block: NativeBlock, hidden_size: int) -> None:
+        """Wrap a layer in the core."""
+        self._block, self._hidden_size = block, hidden_size
+
+    def start(self) -> PrefixState:
+        """State of a sequence of which nothing has been read."""
+        feature = np.zeros((1, self._hidden_size), dtype=np.float32)
+        return PrefixState(self._block.new_cache(FIRST_CAPACITY), feature)
+
+    def catch_up(self, states: Sequence[PrefixState]) -> None:
+        """Read what waits, all sequences together."""
+        busy = [state for state in states if state.waiting]
+        if not busy:
+            return
+        rows = [np.concatenate(state.waiting) for state in busy]
+        parts = []
+        for state, own in zip(busy, rows, strict=True):
+            length = state.cache.length
+            positions = np.arange(length, length + len(own), dtype=np.int32)
+            parts.append(BlockPart(state.cache, positions))
+            state.cache.begin(len(own))
+        hidden = self._block.forward(parts, np.concatenate(rows)).hidden
+        end = 0  # where the forward fails, the rows still wait
+        for state, own in zip(busy, rows, strict=True):
+            end += len(own)
+            state.cache.commit(range(len(own)))
+            state.waiting = []
+            state.feature = hidden[end - 1 : end].copy()
