@@ -226,6 +226,18 @@ class Bank:
             raise BankError(f"the bank has no entry {name!r}; it has {known}")
         return self.entries[name]
 
+    @property
+    def best(self) -> str:
+        """Name of the entry with the most tokens/s, the empty tree included.
+
+        Raises:
+            BankError: nothing is known of the entries.
+        """
+        rates = {name: score.tokens_per_s or 0.0 for name, score in self.scores.items()}
+        if not any(rates.values()):
+            raise BankError("the bank is not calibrated, so none of its trees is known as the best")
+        return max(rates, key=lambda name: rates[name])
+
     def fitted(self, max_depth: int | None) -> "Bank":
         """The bank with every tree cut to what a drafter can fill; names stay."""
         if max_depth is None:

@@ -76,8 +76,7 @@ def adapt_bank(bank: Bank, engine: Engine, cache: Path | None = None) -> Bank:
     file = None if cache is None else cache / _cache_name(bank, here)
     if file is not None and file.exists():
         return _rescaled(Bank.read(file), engine)
-    there = ", ".join(f"{k} {v}" for k, v in _machine(calibration.source).items())
-    _logger.warning("the bank was timed elsewhere (%s); steps are timed again here", there)
+    _logger.warning("%s", _differences(calibration.source, here))
     bank = refit_bank(bank, engine)
     if file is not None:
         try:
@@ -99,15 +98,9 @@ def check_bank(bank: Bank, engine: Engine) -> str:
     source = bank.calibration.source
     here = bank_source(engine, source.model)
     _check_model(source, here)
-    differing = [k for k, v in _machine(here).items() if v != getattr(source, k)]
-    if not differing:
+    if _machine(source) == _machine(here):
         return "fits: made for this model, these heads and this machine"
-    return (
-        "fits the model and the heads; steps will be timed again, since it differs in "
-        + ", ".join(
-            f"{name} ({getattr(source, name)}, here {getattr(here, name)})" for name in differing
-        )
-    )
+    return _differences(source, here)
 
 
 def refit_bank(bank: Bank, engine: Engine, progress: Progress | None = None) -> Bank:
@@ -166,6 +159,16 @@ def _check_model(there: BankSource, here: BankSource) -> None:
 
 def _machine(source: BankSource) -> dict[str, object]:
     return {name: getattr(source, name) for name in _SAME_MACHINE}
+
+
+def _differences(there: BankSource, here: BankSource) -> str:
+    """In words: on what other machine steps were timed."""
+    found = [
+        f"{name} {getattr(there, name)}, here {getattr(here, name)}"
+        for name in _SAME_MACHINE
+        if getattr(there, name) != getattr(here, name)
+    ]
+    return f"the bank was timed elsewhere ({'; '.join(found)}); steps are timed again here"
 
 
 def _cache_name(bank: Bank, here: BankSource) -> str:

@@ -6,22 +6,8 @@ from entmtp.bank import Bank
 from entmtp.calibrate.pareto import predicted_rate
 from entmtp.calibrate.summary import unpack_trace
 from entmtp.errors import BankError
-from entmtp.topology import Topology
 
-__all__ = ["best_tree", "compare_banks"]
-
-
-def best_tree(bank: Bank) -> Topology:
-    """The entry with the most tokens/s, the empty tree included.
-
-    Raises:
-        BankError: nothing is known of the entries.
-    """
-    rates = {name: score.tokens_per_s for name, score in bank.scores.items()}
-    known = {name: rate for name, rate in rates.items() if rate is not None}
-    if not known:
-        raise BankError("the bank is not calibrated, so none of its trees is known to be the best")
-    return bank.entries[max(known, key=lambda name: known[name])]
+__all__ = ["compare_banks"]
 
 
 def compare_banks(banks: Mapping[str, Bank]) -> dict[str, dict[str, dict[str, float]]]:
@@ -33,7 +19,7 @@ def compare_banks(banks: Mapping[str, Bank]) -> dict[str, dict[str, dict[str, fl
     Raises:
         BankError: a bank is not calibrated, or its texts are less deep than a tree.
     """
-    trees = {name: best_tree(bank) for name, bank in banks.items()}
+    trees = {name: bank.entries[bank.best] for name, bank in banks.items()}
     table: dict[str, dict[str, dict[str, float]]] = {name: {} for name in banks}
     for on, bank in banks.items():
         calibration = bank.calibration

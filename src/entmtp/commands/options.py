@@ -37,14 +37,12 @@ _MODEL_OPTIONS = (
     ),
     click.option(
         "--drafter",
+        "--heads",
         default="auto",
         show_default=True,
         metavar="[auto|hydra|medusa|mtp|lookup|none|PATH]",
         help="Who proposes tokens; mtp is the module in the model's own checkpoint, none is plain "
         "decoding, PATH is a file, folder or Hugging Face id of heads.",
-    ),
-    click.option(
-        "--bank", type=click.Path(), default=None, help="A bank file; shipped trees if not given."
     ),
     click.option(
         "--backend",
@@ -79,6 +77,12 @@ _MODEL_OPTIONS = (
 _THREADS_OPTION = click.option("--threads", type=int, default=None, help="CPU threads.")
 
 _TREE_OPTIONS = (
+    click.option(
+        "--bank",
+        default=None,
+        metavar="NAME|FILE",
+        help="A bank that 'entmtp calibrate' wrote; three shipped trees if not given.",
+    ),
     click.option(
         "--topology",
         default=None,
@@ -240,7 +244,7 @@ def load_engine(options: dict[str, Any]) -> "Engine":
     return load(
         options["model"],
         options["drafter"],
-        options["bank"],
+        options.get("bank"),
         policy=options.get("policy", "auto"),
         topology=options.get("topology"),
         dtype=options["dtype"],

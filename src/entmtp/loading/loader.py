@@ -4,13 +4,14 @@ from pathlib import Path
 
 import torch
 
-from entmtp.bank import Bank
+from entmtp.bank import Bank, load_bank
 from entmtp.drafters.base import Drafter, check_depth
 from entmtp.drafters.empty import EmptyDrafter
 from entmtp.engine import Engine, EngineLimits
 from entmtp.errors import CheckpointError, InputError
 from entmtp.kernels.library import load_library
 from entmtp.loading.assets import resolve_model, tokenizer_folder
+from entmtp.loading.catalog import home
 from entmtp.loading.drafters import load_drafter
 from entmtp.loading.heads_source import named_base_model
 from entmtp.loading.native import load_native
@@ -62,9 +63,11 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
             module in its checkpoint, else prompt lookup), ``hydra`` or ``medusa`` (shipped),
             ``mtp`` (that module), ``lookup``, ``none`` (plain decoding), a file, folder or Hugging
             Face id of heads, or a drafter of one's own.
-        bank: trees to choose from, or their file; ``None`` takes the shipped ones.
-        policy: ``hysteresis`` (``auto`` means this), ``fixed`` (needs a topology), or a scheduler
-            of one's own, which brings its trees: topology and bank are then left out.
+        bank: trees to choose from, or their file; ``None`` takes three shipped ones. A calibrated
+            bank is first fitted to this process: see :mod:`entmtp.calibrate.adapt`.
+        policy: ``auto`` (the best tree of a calibrated bank, else ``hysteresis``), ``hysteresis``,
+            ``fixed`` (needs a topology), or a scheduler of one's own, which brings its trees:
+            topology and bank are then left out.
         topology: one tree for every step: a shipped name, a bank entry, a JSON file or a
             :class:`Topology`; implies ``fixed``.
         dtype: ``int8`` (native), ``float32``, ``bfloat16`` or ``float16`` (torch); ``auto`` is
@@ -97,11 +100,21 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
             f"{target.config.vocab_size}; these files do not belong together"
         )
     drafter = heads if not isinstance(heads, str) else load_drafter(heads, target, model)
-    if isinstance(bank, str | Path):
-        bank = Bank.read(Path(bank))
+    engine = Engine(target, drafter, FixedScheduler.plain(), tokenizer, limits)
     if isinstance(policy, str):
-        policy = make_scheduler(policy, drafter, bank, topology)
-    return Engine(target, drafter, policy, tokenizer, limits)
+        policy = make_scheduler(policy, drafter, _bank_here(bank, engine), topology)
+    engine.scheduler = policy
+    return engine
+
+
+def _bank_here(bank: Bank | str | Path | None, engine: Engine) -> Bank | None:
+    """The bank with costs of this process; without a drafter no tree is drafted."""
+    if bank is None or isinstance(engine.drafter, EmptyDrafter):
+        return None
+    from entmtp.calibrate.adapt import adapt_bank
+
+    found = bank if isinstance(bank, Bank) else load_bank(bank)
+    return adapt_bank(found, engine, home() / "banks")
 
 
 def _base_model(heads: Path, base: str) -> Path:
@@ -184,6 +197,8 @@ def make_scheduler(
         return FixedScheduler(name, tree)
     if policy == "fixed":
         raise InputError("the policy 'fixed' needs a topology, for example tree16")
+    if policy == "auto" and bank is not None and bank.calibration is not None:
+        return FixedScheduler(bank.best, bank.get(bank.best))
     return HysteresisScheduler((bank or Bank.shipped()).fitted(drafter.max_depth))
 
 

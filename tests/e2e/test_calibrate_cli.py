@@ -1,0 +1,124 @@
+"""``entmtp calibrate`` and ``entmtp bank``, as a user types them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from entmtp.bank import Bank
+from entmtp.loading.loader import load_target
+from published import Sizes, TargetArrays, hydra_mlp
+from running import Run
+from tiny_model import make_model_folder
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model, heads for it, and prompts of two tasks."""
+    root, sizes = tmp_path_factory.mktemp("calibrate"), Sizes()
+    model = make_model_folder(root / "model")
+    embedding = load_target(model).embedding().double().numpy()
+    heads = hydra_mlp(root / "hydra", sizes, TargetArrays(embedding, embedding), num_layers=2).file
+    lines = [
+        json.dumps({"id": f"{task}{number}", "task": task, "turns": [f"{task} {number} word"]})
+        for task in ("code", "chat")
+        for number in range(4)
+    ]
+    prompts = root / "prompts.jsonl"
+    prompts.write_text("\n".join(lines))
+    return {"root": root, "model": model, "heads": heads, "prompts": prompts}
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces and fitted banks go where nothing else lies."""
+    monkeypatch.setenv("ENTMTP_HOME", str(tmp_path / "home"))
+
+
+MODEL = "--model {model} --heads {heads} --backend torch"
+COMMON = f"{MODEL} --prompts {{prompts}} --max-new-tokens 16 --max-nodes 6"
+
+
+def test_from_prompts_to_a_bank_in_use(run: Run, files: dict[str, Path], tmp_path: Path) -> None:
+    """Calibrated, shown, validated, compared, used."""
+    file = tmp_path / "it.json"
+    made = run(f"calibrate {COMMON} --quick --output {file}", **files)
+    assert made.code == 0, made.err
+    assert "tokens/s" in made.out
+    assert not file.with_name("it.json.work").exists()
+    shown = run(f"bank show {file} --json")
+    document = json.loads(shown.out)
+    for entry in document["entries"]:
+        assert entry["num_nodes"] == len(entry["paths"])
+        assert entry["step_ms"] > 0
+        assert entry["tokens_per_s"] > 0
+        assert entry["accept_own"] >= 1
+        assert entry["source"]
+    assert document["source"]["drafter"] == "hydra"
+    assert "trace" not in document
+    assert run(f"bank validate {file} {MODEL}", **files).out.startswith("fits: made for")
+    compared = json.loads(run(f"bank compare {file} {file} --json").out)
+    assert compared[str(file)][str(file)]["share"] == 1
+    line = f"generate {MODEL} --bank {file} --prompt hello --max-new-tokens 8 --json"
+    used = json.loads(run(line, **files).out)
+    plain = json.loads(run(f"{line} --topology none", **files).out)
+    assert used["text"] == plain["text"]
+    assert set(used["stats"]["topology_steps"]) <= set(Bank.read(file).entries)
+
+
+def test_costs_of_another_bank_make_it_reproducible(
+    run: Run, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """Nothing is timed, so the same bank comes out, byte for byte."""
+    first = tmp_path / "first.json"
+    line = f"calibrate {COMMON} --measure none"
+    assert run(f"{line} --quick --output {first}", **files).code == 0
+    texts = []
+    for name in ("a", "b"):
+        target = tmp_path / name / "it.json"
+        assert run(f"{line} --costs {first} --output {target}", **files).code == 0
+        document = json.loads(target.read_text())
+        del document["calibration"]["provenance"], document["sha256"]
+        texts.append(document)
+    assert texts[0] == texts[1]
+
+
+def test_other_heads_are_refused(run: Run, files: dict[str, Path], tmp_path: Path) -> None:
+    """Where the bank is used and where it is validated."""
+    file = tmp_path / "it.json"
+    assert run(f"calibrate {COMMON} --quick --output {file}", **files).code == 0
+    for line in ("bank validate {file} --model {model} --backend torch --drafter lookup",):
+        refused = run(line, file=file, **files)
+        assert refused.code == 2
+        assert "calibrated for" in refused.err
+        assert refused.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--output {root}", "a folder; name a file for the bank"),
+        ("--output {root}/x.json --max-nodes 0", "max_nodes is 0"),
+        ("--output {root}/x.json --limit 1", "has one prompt"),
+        ("--output {root}/x.json --costs {prompts}", "cannot be read as a bank"),
+        ("--output {root}/x.json --drafter none", "drafter is none"),
+    ],
+)
+def test_bad_calls(options: str, message: str, run: Run, files: dict[str, Path]) -> None:
+    """One line, before anything is decoded."""
+    line = COMMON.replace(" --max-nodes 6", "") if "--max-nodes" in options else COMMON
+    refused = run(f"calibrate {line} {options}", **files)
+    assert refused.code == 2
+    assert message in refused.err
+
+
+def test_a_bare_bank_has_no_costs(run: Run, files: dict[str, Path], tmp_path: Path) -> None:
+    """The error says so; showing it lists the trees."""
+    file = tmp_path / "bare.json"
+    Bank.shipped().write(file)
+    refused = run(f"calibrate {COMMON} --output {tmp_path / 'x.json'} --costs {file}", **files)
+    assert refused.code == 2
+    assert "not a calibrated bank" in refused.err
+    assert "chain4" in run(f"bank show {file}").out
+    assert run(f"bank compare {file} {file}").code == 2
+    assert run(f"bank compare {file}").code == 2
