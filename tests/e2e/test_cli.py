@@ -342,6 +342,7 @@ def test_heads_are_trained_and_then_used(run: Run, files: dict[str, Path], tmp_p
     assert f"hydra: {out / 'hydra.safetensors'}\n    head   top-1" in done.out
     assert f"medusa: {out / 'medusa.safetensors'}" in done.out
     assert "answers: 8/8" in done.err
+    assert "\x1b" not in done.err
     assert run(line, **files, out=out).out == done.out
     answer = "generate --model {model} --prompt hello --max-new-tokens 12 --json --drafter "
     plain = run(f"{answer} none", **files).json()
@@ -349,6 +350,31 @@ def test_heads_are_trained_and_then_used(run: Run, files: dict[str, Path], tmp_p
         fast = run(f"{answer} {out / kind}.safetensors", **files).json()
         assert fast["token_ids"] == plain["token_ids"]
         assert fast["stats"]["drafter"] == kind  # type: ignore[index]
+
+
+def test_answers_are_written_once_and_read_by_many_runs(
+    run: Run, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """Each run on its own share of them, in its own folder, with a plot where one is wanted."""
+    paths = {**files, "a": tmp_path / "a", "b": tmp_path / "b", "c": tmp_path / "c"}
+    written = run(
+        "train --model {model} --prompts {prompts} --out {a} --num-prompts 8 --max-new-tokens 8 "
+        "--answers-only",
+        **paths,
+    )
+    assert written.out == f"{paths['a'] / 'answers'}: written\n"
+    before = everything_under(paths["a"])
+    heads = "--epochs 1 --num-heads 2 --hot-vocab-size 64 --kinds medusa"
+    line = f"train --model {{model}} --answers {{a}} {heads}"
+    whole = run(f"{line} --out {{b}} --report {{c}}", **paths)
+    part = run(f"{line} --out {{c}} --train-tokens 32", **paths)
+    assert (whole.code, part.code) == (0, 0)
+    assert whole.out.endswith(f"plot: {paths['c'] / 'training.png'}\n")
+    tokens = [json.loads((paths[n] / "report.json").read_text())["num_train_tokens"] for n in "bc"]
+    assert tokens[0] > 32 >= tokens[1]
+    assert everything_under(paths["a"]) == before
+    again = run(f"{line} --out {{c}} --train-tokens 40", **paths)
+    assert (again.code, "began with train_tokens 32, not 40" in again.err) == (2, True)
 
 
 def test_demo_shows_both_ways_side_by_side(run: Run, files: dict[str, Path]) -> None:
@@ -592,6 +618,11 @@ BAD_INPUT = {
         "0 prompts fit the context window",
     ),
     "train below a file": (f"{TRAIN} --out {{prompts}}/out", "cannot store the run there"),
+    "train on no answers": (
+        "train --model {model} --answers {root} --out {missing}",
+        "no folder of answers, as it holds no settings.json",
+    ),
+    "train on one token": (f"{TRAIN} --train-tokens 1", "train_tokens is 1"),
     "train an unknown kind": (f"{TRAIN} --kinds eagle", "kind is eagle"),
     "train on one prompt": (f"{TRAIN} --num-prompts 1", "num_prompts is 1"),
     "train at NaN": (f"{TRAIN} --temperature nan", "temperature is nan"),
@@ -614,6 +645,19 @@ BAD_USAGE = {
     "no prompts to check": ("check --model {model}", "Missing option '--prompts'"),
     "nowhere to train": ("train --model {model} --prompts {prompts}", "Missing option '--out'"),
     "a file to train into": (f"{TRAIN} --out {{more}}", "is a file"),
+    "nothing to train on": (
+        "train --model {model} --out {missing}",
+        "Missing option '--prompts', or '--answers'.",
+    ),
+    "prompts beside answers": (
+        "train --model {model} --out {missing} --answers {root} --prompts {prompts}",
+        "--prompts is about answers that are written; with --answers they are read.",
+    ),
+    "lengths beside answers": (
+        "train --model {model} --out {missing} --answers {root} --max-new-tokens 9",
+        "--max-new-tokens is about answers that are written",
+    ),
+    "a plot of answers": (f"{TRAIN} --answers-only --report {{missing}}", "--report is about"),
 }
 
 

@@ -38,7 +38,7 @@ class Measurement:
     Attributes:
         step: optimiser steps done.
         positions_seen: positions trained on.
-        loss: of training, averaged over the last steps; ``None`` before the first.
+        loss: of training, mean since the measurement before; ``None`` before the first step.
         top: per head, the shares for k = 1, 2, 4, 8.
     """
 

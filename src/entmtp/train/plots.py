@@ -9,7 +9,7 @@ from entmtp.train.accuracy import Measurement
 
 __all__ = ["plot_history"]
 
-_WIDTH, _HEIGHT = 4.6, 5.2
+_WIDTH, _HEIGHT = 4.0, 5.2
 
 
 def plot_history(histories: Mapping[str, Sequence[Measurement]], folder: Path) -> Path:
@@ -46,19 +46,11 @@ def _draw_accuracy(axes: Any, kind: str, history: Sequence[Measurement]) -> None
     seen = _thousands(history)
     for head in range(len(history[-1].top)):
         shares = [measurement.top[head][0] for measurement in history]
-        axes.plot(seen, shares, marker="o", markersize=3, color=f"C{head}")
-        axes.annotate(
-            f"head {head + 1}: {shares[-1]:.2f}",
-            (seen[-1], shares[-1]),
-            xytext=(0, 5),
-            textcoords="offset points",
-            ha="right",
-            fontsize="small",
-            color=f"C{head}",
-        )
+        label = f"head {head + 1}: {shares[-1]:.2f}"
+        axes.plot(seen, shares, marker="o", markersize=3, label=label)
     axes.set_title(kind)
-    axes.margins(y=0.12)
     axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", ncols=2, fontsize="small", title="at the end")
 
 
 def _draw_loss(axes: Any, history: Sequence[Measurement]) -> None:

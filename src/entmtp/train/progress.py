@@ -19,7 +19,7 @@ class TrainEvent:
         num_items: tokens written by this run, or positions trained on so far.
         unit: of ``num_items``.
         seconds_left: until the stage ends whatever is done by then.
-        loss: of training, averaged over the last steps.
+        loss: of training, mean since the last measurement.
         top1: by head, the last measured share of held-out tokens that were its first choice.
     """
 

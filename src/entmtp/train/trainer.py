@@ -175,7 +175,7 @@ class _Run:
         self._num_steps = self._steps_per_epoch * recipe.epochs
         self._identity = {**asdict(recipe), "text": text_digest}
         self._done = self._positions_seen = 0
-        self._loss: float | None = None
+        self._loss_sum, self._loss_count = 0.0, 0  # since the last measurement
         self.history: list[Measurement] = []
         self._resume()
 
@@ -219,8 +219,8 @@ class _Run:
         self._optimizer.step()
         self._done += 1
         self._positions_seen += len(batch.targets)
-        new = float(loss.detach())
-        self._loss = new if self._loss is None else 0.98 * self._loss + 0.02 * new
+        self._loss_sum += float(loss.detach())
+        self._loss_count += 1
 
     def _learning_rate(self) -> float:
         warm_up = max(1, min(100, self._num_steps // 10))
@@ -230,20 +230,27 @@ class _Run:
         return self._recipe.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * share)))
 
     def _measure(self, measure: Callable[[], Accuracy]) -> None:
-        top = measure().top
-        self.history.append(Measurement(self._done, self._positions_seen, self._loss, top))
+        counts = self._done, self._positions_seen
+        self.history.append(Measurement(*counts, self._mean_loss(), measure().top))
+        self._loss_sum, self._loss_count = 0.0, 0
+
+    def _mean_loss(self) -> float | None:
+        """Since the last measurement, or up to it."""
+        if self._loss_count:
+            return self._loss_sum / self._loss_count
+        return self.history[-1].loss if self.history else None
 
     def _event(self) -> TrainEvent:
-        top1 = tuple(top[0] for top in self.history[-1].top)
+        loss, top1 = self._mean_loss(), tuple(top[0] for top in self.history[-1].top)
         counts = self._done, self._num_steps, self._positions_seen
-        return TrainEvent(self._recipe.kind, *counts, "positions", loss=self._loss, top1=top1)
+        return TrainEvent(self._recipe.kind, *counts, "positions", loss=loss, top1=top1)
 
     def _save(self) -> None:
         state = {
             "identity": self._identity,
             "done": self._done,
             "positions_seen": self._positions_seen,
-            "loss": self._loss,
+            "loss": [self._loss_sum, self._loss_count],
             "history": [asdict(measurement) for measurement in self.history],
             "heads": self._heads.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -273,5 +280,5 @@ class _Run:
         self._heads.load_state_dict(state["heads"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._done, self._positions_seen = state["done"], state["positions_seen"]
-        self._loss = state["loss"]
+        self._loss_sum, self._loss_count = state["loss"]
         self.history = [Measurement(**measurement) for measurement in state["history"]]
