@@ -175,8 +175,9 @@ def test_a_bank_without_the_policy_s_levels_is_refused(model: str, tmp_path: Pat
     (tmp_path / "bank.json").write_text(Bank.of({}).to_json())
     with pytest.raises(BankError, match="no entry 'chain4'"):
         load(model, "lookup", tmp_path / "bank.json")
-    with pytest.raises(BankError, match="cannot be read"):
-        load(model, "lookup", tmp_path / "nothing.json")
+    for drafter in ("lookup", "none"):
+        with pytest.raises(BankError, match="neither a file nor one of those that ship"):
+            load(model, drafter, tmp_path / "nothing.json")
 
 
 def test_a_scheduler_of_one_s_own_is_taken(model: str) -> None:

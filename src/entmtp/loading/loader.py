@@ -109,11 +109,13 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
 
 def _bank_here(bank: Bank | str | Path | None, engine: Engine) -> Bank | None:
     """The bank with costs of this process; without a drafter no tree is drafted."""
-    if bank is None or isinstance(engine.drafter, EmptyDrafter):
+    if bank is None:
         return None
+    found = bank if isinstance(bank, Bank) else load_bank(bank)
+    if isinstance(engine.drafter, EmptyDrafter):
+        return found
     from entmtp.calibrate.adapt import adapt_bank
 
-    found = bank if isinstance(bank, Bank) else load_bank(bank)
     return adapt_bank(found, engine, home() / "banks")
 
 
