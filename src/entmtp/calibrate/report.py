@@ -1,5 +1,6 @@
 """Pictures of a calibration; matplotlib only through :mod:`entmtp.plotting` (extra ``bench``)."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ _MAX_TREES = 12
 _ENTROPY_BINS = 8
 _BIN_POSITIONS = 30  # least positions in a bin
 _BATCH_ROWS = 8  # batches are timed at few sizes, so larger trees there are mostly extrapolated
+_LABELS_FROM = 0.84  # of the height
+_LABEL_GAP = 0.13  # doublings of a size
 _LEAST_SHARE = 0.003  # what the darkest colour stands for
 
 
@@ -116,7 +119,6 @@ def _draw_throughput(run: CalibrationRun) -> Any:
     places = {n: (run.bank.entries[n].num_nodes, scores[n].tokens_per_s or 0.0) for n in scores}
     x, y = zip(*places.values(), strict=True)
     axes.plot(x, y, "o", color="tab:blue", markersize=5, label="entries of the bank, predicted")
-    _label_entries(axes, places, run.bank.best)
     if run.measured:
         axes.plot(
             [places[name][0] for name in run.measured],
@@ -126,38 +128,39 @@ def _draw_throughput(run: CalibrationRun) -> Any:
             label="entries, decoded (check texts)",
         )
     _scale_nodes(axes, max(c.topology.num_nodes for c in run.candidates))
+    _label_entries(axes, places, run.bank.best)
     axes.set_title("Throughput, fitting half", fontsize="medium")
-    axes.margins(y=0.2)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
     return figure
 
 
 def _label_entries(axes: Any, places: Mapping[str, tuple[int, float]], best: str) -> None:
-    """Names slant up from the fastest entry of a size, and down from the others."""
-    taken: dict[int, int] = {}
-    for name, (nodes, rate) in sorted(places.items(), key=lambda item: -item[1][1]):
-        number = taken.get(nodes, 0)
-        taken[nodes] = number + 1
+    """Names upright in a row above all points, each with a line to its own."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, low + (high - low) / _LABELS_FROM)
+    right = -1.0
+    for name, (nodes, rate) in sorted(places.items(), key=lambda item: (item[1][0], -item[1][1])):
+        right = max(right + _LABEL_GAP, float(np.log2(1 + nodes)))
         axes.annotate(
             name,
             (nodes, rate),
-            xytext=(0, 7) if not number else (0, -7 - 4 * (number - 1)),
-            textcoords="offset points",
-            rotation=60 if not number else -60,
-            rotation_mode="anchor",
-            verticalalignment="center",
+            xytext=(2**right - 1, _LABELS_FROM + 0.01),
+            textcoords=axes.get_xaxis_transform(),
+            rotation=90,
+            ha="center",
+            va="bottom",
             fontsize="x-small",
             fontweight="bold" if name == best else "normal",
-            color="tab:blue",
+            arrowprops={"arrowstyle": "-", "color": "tab:blue", "alpha": 0.35, "linewidth": 0.7},
         )
 
 
 def _scale_nodes(axes: Any, largest: int) -> None:
-    """Small trees lie close together, so sizes double from tick to tick; 0 has its place."""
-    axes.set_xscale("symlog", base=2, linthresh=1)
+    """Small trees lie close together, so sizes about double from tick to tick."""
+    axes.set_xscale("function", functions=(np.log1p, np.expm1))
     ticks = [0, *(2**k for k in range(int(largest).bit_length()))]
+    axes.set_xlim(-0.2, 1.15 * largest)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.set_xticks([], minor=True)
 
 
 def _draw_costs(run: CalibrationRun) -> Any:
@@ -207,7 +210,7 @@ def _draw_ranks(run: CalibrationRun) -> Any:
         seen = shares.clip(_LEAST_SHARE)
         image = axes.imshow(seen, norm="log", vmin=_LEAST_SHARE, vmax=top, aspect="auto")
         for (depth, rank), share in np.ndenumerate(shares):
-            color = "black" if share > 0.3 * top else "white"
+            color = "black" if share > 0.12 * top else "white"
             axes.text(
                 rank, depth, _percent(share), color=color, fontsize=7, ha="center", va="center"
             )
@@ -373,7 +376,7 @@ def _half_interval(values: IntArray, texts: IntArray) -> float:
         return float("nan")
     sums = np.bincount(index, weights=values - values.mean())
     variance = float((sums**2).sum()) * len(names) / (len(names) - 1)
-    return 1.96 * variance**0.5 / len(values)
+    return 1.96 * math.sqrt(variance) / len(values)
 
 
 def _published(run: CalibrationRun) -> tuple[Topology, str]:
