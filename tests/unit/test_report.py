@@ -71,6 +71,18 @@ def test_a_report_needs_no_decoded_entry_and_few_texts(tmp_path: Path) -> None:
     assert all(is_picture(file) for file in write_report(run, tmp_path))
 
 
+def test_the_published_tree_is_in_sight_where_all_candidates_are_smaller() -> None:
+    """Once the axis ended at the largest candidate, left of it."""
+    pytest.importorskip("matplotlib")
+    from entmtp.calibrate.report import _draw_throughput
+
+    run = run_of(random_trace(2, num_texts=24, depth=5, max_rank=12))
+    axes = _draw_throughput(run).axes[0]
+    star = next(line for line in axes.lines if str(line.get_label()).startswith("mc_sim"))
+    assert max(c.topology.num_nodes for c in run.candidates) < star.get_xdata()[0]
+    assert star.get_xdata()[0] < axes.get_xlim()[1]
+
+
 def test_shares_of_ranks_leave_out_positions_beyond_the_text() -> None:
     """A drafter that is always right has rank 0 everywhere, though texts end."""
     from entmtp.calibrate.report import _rank_shares

@@ -127,7 +127,7 @@ def _draw_throughput(run: CalibrationRun) -> Any:
             color="tab:green",
             label="entries, decoded (check texts)",
         )
-    _scale_nodes(axes, max(c.topology.num_nodes for c in run.candidates))
+    _scale_nodes(axes, max(tree.num_nodes, *(c.topology.num_nodes for c in run.candidates)))
     _label_entries(axes, places, run.bank.best)
     axes.set_title("Throughput, fitting half", fontsize="medium")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
