@@ -199,7 +199,7 @@ class Bank:
             BankError: it cannot be written.
         """
         try:
-            write_text(file, self.to_json() + "\n")
+            write_text(file, self.to_json())
         except OSError as error:
             raise BankError(f"{file}: cannot be written ({error})") from error
 

@@ -6,27 +6,14 @@ from pathlib import Path
 import pytest
 
 from entmtp.calibrate.trace import load_trace
-from entmtp.loading.loader import load_target
-from published import Sizes, TargetArrays, hydra_mlp
 from running import Run
-from tiny_model import make_model_folder
+from tiny_workload import make_workload
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A model, heads for it, and prompts of two tasks."""
-    root, sizes = tmp_path_factory.mktemp("trace"), Sizes()
-    model = make_model_folder(root / "model")
-    embedding = load_target(model).embedding().double().numpy()
-    heads = hydra_mlp(root / "hydra", sizes, TargetArrays(embedding, embedding), num_layers=2).file
-    lines = [
-        json.dumps({"id": f"{task}{number}", "task": task, "turns": [f"{task} {number} word"]})
-        for task in ("code", "chat")
-        for number in range(4)
-    ]
-    prompts = root / "prompts.jsonl"
-    prompts.write_text("\n".join(lines))
-    return {"root": root, "model": model, "heads": heads, "prompts": prompts}
+    return make_workload(tmp_path_factory.mktemp("trace"))
 
 
 @pytest.fixture(autouse=True)

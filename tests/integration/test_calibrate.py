@@ -1,6 +1,6 @@
 """Calibration of a tiny model: a bank that is found again, fitted again, or refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,19 +44,19 @@ def calibrated(
     folder: Path,
     params: CalibrateParams,
     progress: Callable[[str, int, int], None] | None = None,
-    engine: Engine | None = None,
+    records: Sequence[PromptRecord] = tuple(RECORDS),
 ) -> CalibrationRun:
     """A run in a folder."""
     (folder / "work").mkdir(exist_ok=True)
     calibrator = Calibrator(
-        engine or engine_of(),
+        engine_of(),
         "tiny",
         TraceSettings(SAMPLING),
         params,
         (folder / "traces", folder / "work"),
         progress or (lambda *_: None),
     )
-    return calibrator.run(RECORDS, {"argv": []})
+    return calibrator.run(records, {"argv": []})
 
 
 FIXED = CalibrateParams(max_nodes=8, costs=linear_costs(), measure="none")
@@ -113,6 +113,16 @@ def test_a_run_that_was_cut_off_goes_on(stage: str, tmp_path: Path) -> None:
     again = calibrated(cut, params).bank
     assert again.entries == whole.entries
     assert again.calibration == whole.calibration
+
+
+def test_prompts_of_one_name_in_two_tasks_are_measured_each(tmp_path: Path) -> None:
+    """Names are unique in a task only; texts were once mixed up by them."""
+    records = [PromptRecord(f"{i // 2}", "ab"[i % 2], (f"prompt {i}",)) for i in range(8)]
+    params = replace(FIXED, measure="best", measured_prompts=4, measured_tokens=8, num_measured=2)
+    run = calibrated(tmp_path, params, records=records)
+    assert run.measured
+    for one in run.measured.values():
+        assert len({text.measured_ms for text in one.texts}) == len(one.texts) == 4
 
 
 def test_recalibration_by_replay_is_recalibration_by_decoding(tmp_path: Path) -> None:

@@ -178,8 +178,8 @@ class Calibrator:
         """Measured costs; found again where they were finished in the same work folder."""
         plans, timing = timing_trees(trees), self._params.timing
         source = asdict(bank_source(self._engine, self._model))
-        about = [source, trace.facts.to_json(), [p.to_list() for p in plans], asdict(timing)]
-        key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+        plan_lists = [plan.to_list() for plan in plans]
+        key = _key([source, trace.facts.to_json(), plan_lists, asdict(timing)])
         file = self._work / f"costs-{key}.json"
         if file.exists():
             try:
@@ -230,7 +230,9 @@ class Calibrator:
         share = max(1, len(check) // params.measured_prompts)
         texts = check[::share][: params.measured_prompts]
         prompts = encode_records(self._engine, records)
-        key = hashlib.sha256(json.dumps([chosen, params.measured_tokens]).encode()).hexdigest()
+        trees = {name: entries[name].to_list() for name in chosen}
+        source = asdict(bank_source(self._engine, self._model))
+        key = _key([source, trace.facts.to_json(), trees, params.measured_tokens])
         return measure_entries(
             self._engine,
             trace,
@@ -238,9 +240,14 @@ class Calibrator:
             {name: entries[name] for name in chosen},
             costs,
             max_new_tokens=params.measured_tokens,
-            work=self._work / f"measured-{key[:16]}.json",
+            work=self._work / f"measured-{key}.json",
             progress=self._at("measure"),
         )
+
+
+def _key(about: object) -> str:
+    """Name of a file of work that differs where what it is about does."""
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
 
 def _entries_to_measure(

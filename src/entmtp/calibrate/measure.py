@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +89,8 @@ def measure_entries(  # noqa: PLR0913 - keyword-only beyond the fifth
         entries: what is measured.
         costs: what the predictions are made from.
         max_new_tokens: of each text, at most as many as were traced.
-        work: file of the times so far; a run that was cut off goes on behind the last prompt.
+        work: file of the times so far, of this trace and these entries alone; a run that was cut
+            off goes on behind the last prompt.
         progress: told prompts done and their number.
 
     Raises:
@@ -100,12 +101,12 @@ def measure_entries(  # noqa: PLR0913 - keyword-only beyond the fifth
     is_warm = False
     for number, (text, prompt) in enumerate(prompts.items()):
         order = rng.sample(list(entries), len(entries))
-        if prompt.id not in done:
+        if str(text) not in done:
             if not is_warm:
                 for name in order:
                     _decode(engine, trace, text, prompt, entries[name], 8)
                 is_warm = True
-            done[prompt.id] = {
+            done[str(text)] = {
                 name: _decode(engine, trace, text, prompt, entries[name], max_new_tokens)
                 for name in order
             }
@@ -116,8 +117,8 @@ def measure_entries(  # noqa: PLR0913 - keyword-only beyond the fifth
     found: dict[str, Measured] = {}
     for name, tree in entries.items():
         texts = []
-        for text, prompt in prompts.items():
-            num_tokens, ms = done[prompt.id][name]
+        for text in prompts:
+            num_tokens, ms = done[str(text)][name]
             if num_tokens > 1:
                 contexts = _contexts(trace, text, lengths[name], int(num_tokens))
                 predicted = sum(costs.step_ms(tree, context) for context in contexts)
@@ -144,7 +145,7 @@ def _decode(
     limits = EngineLimits(max_batch_size=1)
     scheduler = FixedScheduler("it", tree)
     it = Engine(engine.target, engine.drafter, scheduler, engine.tokenizer, limits)
-    result = it.run([Request(prompt.tokens, replace(sampling))])[0]
+    result = it.run([Request(prompt.tokens, sampling)])[0]
     traced = int(trace.offsets[text + 1] - trace.offsets[text])
     if len(result.token_ids) != min(traced, size):
         raise TraceError(

@@ -8,7 +8,6 @@ that a scheduler may read there. Any tree or policy is then replayed without a m
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from entmtp.errors import TraceError
+from entmtp.files import replacing
 
 __all__ = ["MISS", "Trace", "TraceFacts", "join_traces", "load_trace", "save_trace"]
 
@@ -201,17 +201,14 @@ def save_trace(trace: Trace, file: Path) -> None:
         "sha256": _checksum(trace.facts.to_json(), names, arrays),
     }
     metadata = {_KEY: json.dumps(about)}  # of one entry, so that equal traces are equal files
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # the writer makes a file that only its owner can read
-        save_file(arrays, temporary, metadata=metadata)
-        temporary.chmod(mode)
-        os.replace(temporary, file)
+        with replacing(file) as temporary:
+            temporary.touch()
+            mode = temporary.stat().st_mode  # the writer makes a file only its owner can read
+            save_file(arrays, temporary, metadata=metadata)
+            temporary.chmod(mode)
     except (OSError, SafetensorError) as error:
         raise TraceError(f"{file}: cannot be written ({error})") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load_trace(file: Path) -> Trace:

@@ -57,7 +57,7 @@ _QUICK_TOKENS, _QUICK_LIMIT = 128, 16
     "--report",
     type=click.Path(path_type=Path, file_okay=False),
     default=None,
-    help="Folder for plots and tables (extra bench).",
+    help="Folder for plots (extra bench).",
 )
 @click.option("--threads", type=int, default=None, help="CPU threads.")
 @model_options(trees=False)

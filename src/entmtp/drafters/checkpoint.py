@@ -11,7 +11,6 @@ Without output matrices of their own, heads use the rows of the target's output 
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from entmtp.decoder.config import BlockConfig
 from entmtp.decoder.rope import RopeScaling, inverse_frequencies
 from entmtp.drafters.heads import KINDS, Heads, HeadsConfig, build_heads
 from entmtp.errors import CheckpointError
+from entmtp.files import replacing
 
 __all__ = [
     "FORMAT",
@@ -98,15 +98,11 @@ def save_heads(heads: Heads, file: Path, target: str, *, quantize: bool = False)
             tensors[name] = value.to(torch.int32) if name == "hot_ids" else value
     metadata = {"format": FORMAT, "schema": SCHEMA, "target": target}
     metadata |= _write_config(heads.config)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(file) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode  # the writer makes a file that only its owner can read
         save_file(tensors, temporary, metadata=metadata)
         temporary.chmod(mode)
-        os.replace(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_heads_file(file: Path) -> HeadsFile:

@@ -19,7 +19,7 @@ from torch import Tensor
 from entmtp.drafters.recording import RecordingDrafter
 from entmtp.engine import Engine, Request
 from entmtp.errors import TrainingError
-from entmtp.train.files import replacing
+from entmtp.files import replacing
 from entmtp.train.jobs import AnswerJob
 from entmtp.train.progress import Progress, TrainEvent
 

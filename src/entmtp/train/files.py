@@ -1,6 +1,5 @@
-"""Folders that one run at a time writes to, and files that are there whole or not at all."""
+"""Folders that one run at a time writes to."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,16 +9,9 @@ from safetensors import SafetensorError
 
 from entmtp.errors import TrainingError
 
-__all__ = ["open_folder", "replacing", "write_text"]
+__all__ = ["open_folder"]
 
-_LEFTOVERS = (
-    "*.checkpoint.pt.tmp",
-    "report.json.tmp",
-    "settings.json.tmp",
-    "text.json.tmp",
-    ".*.safetensors.*.tmp",
-    "answers/*.tmp",
-)
+_LEFTOVERS = (".*.tmp", "*.checkpoint.pt.tmp", "answers/*.tmp")
 
 
 @contextmanager
@@ -45,20 +37,3 @@ def open_folder(folder: Path) -> Iterator[None]:
             f"{folder}: cannot store the run there ({error}); free some space or use another "
             "output folder, and run again"
         ) from error
-
-
-@contextmanager
-def replacing(file: Path) -> Iterator[Path]:
-    """A name to write to, which takes the place of ``file`` once all is written."""
-    temporary = file.with_name(f"{file.name}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_text(file: Path, text: str) -> None:
-    """Write a text file."""
-    with replacing(file) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")

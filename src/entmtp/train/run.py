@@ -16,6 +16,7 @@ from entmtp.drafters.checkpoint import save_heads
 from entmtp.drafters.recording import RecordingDrafter
 from entmtp.engine import Engine, EngineLimits
 from entmtp.errors import TrainingError
+from entmtp.files import write_text
 from entmtp.scheduler import FixedScheduler
 from entmtp.target.base import Target
 from entmtp.target.digest import model_digest
@@ -23,7 +24,7 @@ from entmtp.tokenizer import Tokenizer
 from entmtp.train.accuracy import Accuracy, Measurement
 from entmtp.train.config import DataConfig, HeadsRecipe, TrainConfig
 from entmtp.train.data import answers_by_job, collect_answers
-from entmtp.train.files import open_folder, write_text
+from entmtp.train.files import open_folder
 from entmtp.train.jobs import AnswerJob, first_jobs, second_jobs
 from entmtp.train.progress import Progress
 from entmtp.train.settings import TEXT_FILE, check_states, claim_answers, read_settings

@@ -12,11 +12,11 @@ import torch
 from torch.nn import functional
 
 from entmtp.errors import TrainingError
+from entmtp.files import write_text
 from entmtp.target.base import Segment, Target
 from entmtp.target.digest import model_digest
 from entmtp.train.config import DataConfig
 from entmtp.train.data import load_answers, shard_names
-from entmtp.train.files import write_text
 from entmtp.train.jobs import AnswerJob
 
 __all__ = ["TEXT_FILE", "check_states", "claim_answers", "read_json", "read_settings"]

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from entmtp.errors import TrainingError
+from entmtp.files import write_text
 from entmtp.train.config import TrainConfig
 from entmtp.train.data import Answers, AnswerSizes, load_answers, read_sizes, shard_names
-from entmtp.train.files import write_text
 from entmtp.train.settings import read_json
 
 __all__ = ["TrainingText", "open_text"]

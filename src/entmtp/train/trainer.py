@@ -13,6 +13,7 @@ from torch import Tensor
 from entmtp.decoder.config import BlockConfig
 from entmtp.drafters.heads import Heads, HeadsConfig, build_heads
 from entmtp.errors import TrainingError
+from entmtp.files import replacing
 from entmtp.train.accuracy import (
     Accuracy,
     Measurement,
@@ -22,7 +23,6 @@ from entmtp.train.accuracy import (
 )
 from entmtp.train.batches import IGNORED, Batch, ExampleMaker, hot_vocabulary, iter_batches
 from entmtp.train.config import HeadsRecipe
-from entmtp.train.files import replacing
 from entmtp.train.losses import FeatureReader, heads_loss, reads_text
 from entmtp.train.progress import Progress, TrainEvent
 from entmtp.train.text import TrainingText
