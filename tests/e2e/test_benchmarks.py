@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,15 @@ def test_step_cost_times_backends_in_several_processes(
     assert (report["processes"], report["threads"], report["context"]) == (2, 1, 16)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes that are started end at ctrl-C, even where a background job ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
 def test_ctrl_c_ends_every_process(wide_model: Path) -> None:
