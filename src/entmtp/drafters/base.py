@@ -8,16 +8,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from entmtp.errors import TopologyError
+from entmtp.growth import GrowthPlan
 from entmtp.sampling import NoiseSource
 from entmtp.topology import Topology
 
-__all__ = ["Coupling", "DraftRequest", "DraftTree", "Drafter", "DrafterState", "check_depth"]
+__all__ = [
+    "Coupling",
+    "DraftPlan",
+    "DraftRequest",
+    "DraftTree",
+    "Drafter",
+    "DrafterState",
+    "GrowRequest",
+    "GrowingDrafter",
+    "GrownTree",
+    "check_depth",
+]
 
 DrafterState = Any
 """Private to each drafter: made by ``prefill``, handed back at every call."""
+
+DraftPlan = Topology | GrowthPlan
+"""A shape to fill, or how to grow one."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +67,7 @@ class Coupling:
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """One sequence of a batch that wants a tree.
+    """One sequence of a batch that wants a tree of a given shape.
 
     Attributes:
         state: of that sequence.
@@ -63,6 +80,40 @@ class DraftRequest:
     root: int
     plan: Topology
     coupling: Coupling | None = None
+
+
+@dataclass(frozen=True)
+class GrowRequest:
+    """One sequence of a batch that wants a tree grown; attributes as :class:`DraftRequest`."""
+
+    state: DrafterState
+    root: int
+    plan: GrowthPlan
+    coupling: Coupling | None = None
+
+
+@dataclass(frozen=True)
+class GrownTree:
+    """What came of growing.
+
+    Attributes:
+        plan: that was asked for.
+        tokens: int64 ``(E + 1,)`` of the envelope; the root's own where nothing was scored.
+        codes: uint8 ``(E + 1,)`` of the nodes' log-probabilities given their parents, before any
+            noise; :data:`entmtp.growth.UNSCORED` where nothing was scored, and for the root.
+        kept: nodes that are worth checking, best first.
+    """
+
+    plan: GrowthPlan
+    tokens: Tensor
+    codes: npt.NDArray[np.uint8]
+    kept: Sequence[int]
+
+    @property
+    def tree(self) -> DraftTree:
+        """The nodes that are worth checking."""
+        found = self.plan.rule.subtree(self.kept)
+        return DraftTree(found.topology, self.tokens[found.nodes])
 
 
 class Drafter(Protocol):
@@ -106,7 +157,14 @@ class Drafter(Protocol):
         """
 
 
-def check_depth(drafter: Drafter, topology: Topology) -> None:
+class GrowingDrafter(Drafter, Protocol):
+    """A drafter whose scores are probabilities, so that it can grow trees."""
+
+    def grow(self, requests: Sequence[GrowRequest]) -> list[GrownTree]:
+        """Grow one tree a request; rows of one depth are evaluated together."""
+
+
+def check_depth(drafter: Drafter, topology: DraftPlan) -> None:
     """Refuse a tree that a drafter cannot fill.
 
     Raises:
