@@ -43,7 +43,7 @@ UNSCORED = 255
 """Code of a node whose parent was not evaluated."""
 
 MAX_ENVELOPE = 63
-"""Nodes of an envelope."""
+"""Nodes of an envelope; ranks are below that too."""
 
 _MAX_SUBTREES = 8192  # kept for a rule; they are made again when there are more
 
@@ -89,6 +89,11 @@ class GrowthRule:
         size, depth = self.envelope.num_nodes, self.envelope.max_depth
         if not 0 < size <= MAX_ENVELOPE:
             raise TopologyError(f"an envelope has {size} nodes; it must have 1 to {MAX_ENVELOPE}")
+        if self.envelope.max_rank >= MAX_ENVELOPE:
+            raise TopologyError(
+                f"an envelope has child rank {self.envelope.max_rank}; ranks must be below "
+                f"{MAX_ENVELOPE}"
+            )
         classes = self.table.shape[0]
         if self.table.shape != (classes, size, NUM_CODES) or self.gains.shape != (classes, depth):
             raise TopologyError(
@@ -179,6 +184,11 @@ class GrowthPlan:
     def max_rank(self) -> int:
         """Largest child rank of any tree that may be grown."""
         return self.rule.envelope.max_rank
+
+    @cached_property
+    def opens_root(self) -> bool:
+        """Whether the root's children are worth being scored: else this is plain decoding."""
+        return bool(Grower(self).open_rows(0))
 
     def truncate(self, max_depth: int) -> "GrowthPlan":
         """The plan for trees of at most that depth; the same object where it changes nothing."""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from entmtp.drafters.base import DraftRequest, DraftTree
+from entmtp.drafters.base import DraftRequest, DraftTree, GrownTree, GrowRequest
 from entmtp.drafters.filling import active_at, root_tokens
 from entmtp.drafters.heads import HeadsConfig
 from entmtp.drafters.native_rows import (
@@ -16,12 +16,16 @@ from entmtp.drafters.native_rows import (
     Ints,
     PrefixRunner,
     PrefixState,
+    bare_root,
     float_rows,
+    grown_tree,
+    growth_task,
     is_filled_in_core,
     tree_request,
 )
 from entmtp.drafters.picking import BestChildren, LevelRows, Picker, ScoredRows
 from entmtp.kernels.drafts import NativeHeads
+from entmtp.kernels.growth import GrowthRoom
 
 __all__ = ["NativeHeadsDrafter"]
 
@@ -66,6 +70,7 @@ class NativeHeadsDrafter:
         """
         self.config, self.hot_ids, self.digest = config, hot_ids, digest
         self._heads, self._prefix = heads, prefix
+        self._room = GrowthRoom()
 
     @property
     def name(self) -> str:
@@ -122,7 +127,19 @@ class NativeHeadsDrafter:
             self._score(rows, picker, base, np.repeat(base_of, rows.counts))
         return trees
 
-    def _base_rows(self, requests: Sequence[DraftRequest]) -> Floats:
+    def grow(self, requests: Sequence[GrowRequest]) -> list[GrownTree]:
+        """Grow one tree a request, all in one call of the core."""
+        trees = [bare_root(request) for request in requests]
+        wanted = [i for i, request in enumerate(requests) if request.plan.opens_root]
+        if wanted:
+            active = [requests[i] for i in wanted]
+            tasks = [growth_task(request) for request in active]
+            self._heads.grow(self._base_rows(active), tasks, self._room)
+            for place, i in enumerate(wanted):
+                trees[i] = grown_tree(requests[i].plan, self._room, place)
+        return trees
+
+    def _base_rows(self, requests: Sequence[DraftRequest | GrowRequest]) -> Floats:
         """``(B, H)``: h_t of each request, or s_t of the prefix layer."""
         if self._prefix is None:
             return np.concatenate([r.state.hidden for r in requests])

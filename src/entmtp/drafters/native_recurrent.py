@@ -11,20 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from entmtp.drafters.base import DraftRequest, DraftTree
+from entmtp.drafters.base import DraftRequest, DraftTree, GrownTree, GrowRequest
 from entmtp.drafters.filling import active_at, root_tokens
 from entmtp.drafters.native_rows import (
     CPU,
     FIRST_CAPACITY,
     Floats,
     Ints,
+    bare_root,
     float_rows,
+    grown_tree,
+    growth_task,
     is_filled_in_core,
     tree_request,
 )
 from entmtp.drafters.picking import BestChildren, LevelRows, Picker, ScoredRows
 from entmtp.kernels.core import NativeKVCache
 from entmtp.kernels.drafts import BlockPart, BlockText, NativeBlock
+from entmtp.kernels.growth import GrowthRoom
 from entmtp.kernels.trees import HeldLevel, held_levels
 
 __all__ = ["NativeRecurrentDrafter"]
@@ -88,6 +92,7 @@ class NativeRecurrentDrafter:
         """
         self.hot_ids, self.digest = hot_ids, digest
         self._block = block
+        self._room = GrowthRoom()
 
     @property
     def max_width(self) -> int:
@@ -126,6 +131,24 @@ class NativeRecurrentDrafter:
         for depth in range(1, max(r.plan.max_depth for r in requests)):
             active = [b for b in branches if b.request.plan.max_depth > depth]
             self._read_level(depth, active, picker)
+        return trees
+
+    def grow(self, requests: Sequence[GrowRequest]) -> list[GrownTree]:
+        """Grow one tree a request, all in one call of the core."""
+        trees = [bare_root(request) for request in requests]
+        wanted = [i for i, request in enumerate(requests) if request.plan.opens_root]
+        if not wanted:
+            return trees
+        active = [requests[i] for i in wanted]
+        waiting = [_waiting(request.state) for request in active]
+        texts = [
+            BlockText(request.state.cache, *inputs)
+            for request, inputs in zip(active, waiting, strict=True)
+        ]
+        self._block.grow(texts, [growth_task(request) for request in active], self._room)
+        for place, (i, inputs) in enumerate(zip(wanted, waiting, strict=True)):
+            _have_read(requests[i].state, inputs)
+            trees[i] = grown_tree(requests[i].plan, self._room, place)
         return trees
 
     def _fill_in_core(

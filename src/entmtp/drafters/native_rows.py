@@ -8,10 +8,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entmtp.drafters.base import DraftRequest
+from entmtp.drafters.base import DraftRequest, GrownTree, GrowRequest
 from entmtp.drafters.picking import Picker, score_scale
+from entmtp.growth import UNSCORED, GrowthPlan
 from entmtp.kernels.core import NativeKVCache
 from entmtp.kernels.drafts import MAX_BEST, BlockPart, NativeBlock
+from entmtp.kernels.growth import GrowthRoom, GrowthTask
 from entmtp.kernels.trees import TreeRequest, tree_shape
 
 __all__ = [
@@ -21,7 +23,10 @@ __all__ = [
     "Ints",
     "PrefixRunner",
     "PrefixState",
+    "bare_root",
     "float_rows",
+    "grown_tree",
+    "growth_task",
     "is_filled_in_core",
     "tree_request",
 ]
@@ -48,6 +53,30 @@ def tree_request(request: DraftRequest) -> TreeRequest:
     places = range(coupling.position, coupling.position + plan.max_depth)
     noise = [coupling.noise.at(place, CPU).numpy() for place in places]
     return TreeRequest(plan, request.root, noise, score_scale(coupling))
+
+
+def growth_task(request: GrowRequest) -> GrowthTask:
+    """A request as the core takes it."""
+    coupling, plan = request.coupling, request.plan
+    if coupling is None:
+        return GrowthTask(plan, request.root)
+    places = range(coupling.position, coupling.position + plan.depth)
+    noise = [coupling.noise.at(place, CPU).numpy() for place in places]
+    return GrowthTask(plan, request.root, noise, score_scale(coupling))
+
+
+def grown_tree(plan: GrowthPlan, room: GrowthRoom, index: int) -> GrownTree:
+    """What the core put into its room."""
+    size = plan.rule.envelope.num_rows
+    tokens = torch.from_numpy(room.tokens[index, :size].astype(np.int64))
+    return GrownTree(plan, tokens, room.codes[index, :size].copy(), room.kept_nodes(index))
+
+
+def bare_root(request: GrowRequest) -> GrownTree:
+    """What comes of a plan under which the root's children are not worth being scored."""
+    size = request.plan.rule.envelope.num_rows
+    tokens = torch.full((size,), request.root, dtype=torch.int64)
+    return GrownTree(request.plan, tokens, np.full(size, UNSCORED, dtype=np.uint8), [])
 
 
 def float_rows(rows: Tensor) -> Floats:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from entmtp.kernels.core import CoreArrays, CoreModel, NativeKVCache
+from entmtp.kernels.growth import GrowthRoom, GrowthTask
 from entmtp.kernels.library import (
     CConfig,
     CFront,
@@ -23,7 +24,7 @@ from entmtp.kernels.library import (
     CVocabulary,
     address,
 )
-from entmtp.kernels.trees import TreeBatch, TreeRequest
+from entmtp.kernels.trees import TreeBatch, TreeRequest, tree_shape
 
 __all__ = [
     "MAX_BEST",
@@ -161,6 +162,22 @@ class NativeHeads:
             )
         )
         return batch.tokens
+
+    def grow(self, base: Floats, tasks: Sequence[GrowthTask], room: GrowthRoom) -> None:
+        """Grow trees into ``room``.
+
+        Args:
+            base: ``(B, H)`` hidden state of each tree.
+            tasks: at least one; ranks below :data:`MAX_BEST`.
+            room: takes the results.
+        """
+        assert base.shape == (len(tasks), self._hidden_size)  # noqa: S101
+        room.prepare(tasks)
+        _check(
+            self._model.lib.entmtp_heads_grow(
+                self._model.pointer, address(base), room.for_core, len(tasks)
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -301,18 +318,42 @@ class NativeBlock:
             requests: a tree for each; ranks below :data:`MAX_BEST`.
         """
         batch = TreeBatch(requests)
-        given = (CText * len(texts))()
-        for index, (text, shape) in enumerate(zip(texts, batch.shapes, strict=True)):
-            size = len(text.tokens)
-            assert text.inputs.shape == (size, self._hidden_size)  # noqa: S101
-            pointer = text.cache.reserve(size + shape.num_held)
-            given[index] = CText(pointer, size, address(text.inputs), address(text.tokens))
+        given = self._texts(texts, [shape.num_held for shape in batch.shapes])
         _check(
             self._model.lib.entmtp_block_fill(
                 self._model.pointer, given, batch.for_core, len(texts)
             )
         )
         return batch.tokens
+
+    def grow(
+        self, texts: Sequence[BlockText], tasks: Sequence[GrowthTask], room: GrowthRoom
+    ) -> None:
+        """Read what waits of each text, commit it, and grow its tree into ``room``.
+
+        Args:
+            texts: at least one; where the call fails, their caches are as before.
+            tasks: a tree for each; ranks below :data:`MAX_BEST`.
+            room: takes the results.
+        """
+        room.prepare(tasks)
+        held = [tree_shape(task.plan.rule.envelope).num_held for task in tasks]
+        given = self._texts(texts, held)
+        _check(
+            self._model.lib.entmtp_block_grow(
+                self._model.pointer, given, room.for_core, len(texts)
+            )
+        )
+
+    def _texts(self, texts: Sequence[BlockText], num_held: Sequence[int]) -> Any:
+        """Texts as the core takes them, with room for so many rows behind each."""
+        given = (CText * len(texts))()
+        for index, (text, held) in enumerate(zip(texts, num_held, strict=True)):
+            size = len(text.tokens)
+            assert text.inputs.shape == (size, self._hidden_size)  # noqa: S101
+            pointer = text.cache.reserve(size + held)
+            given[index] = CText(pointer, size, address(text.inputs), address(text.tokens))
+        return given
 
 
 def _check(code: int) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "ISAS",
     "CConfig",
     "CFront",
+    "CGrowth",
     "CHead",
     "CHeadJob",
     "CHeads",
@@ -125,6 +126,7 @@ class CRanking(ctypes.Structure):
         ("values", _Pointer),
         ("noise", _Pointer),
         ("scale", _Pointer),
+        ("log_sums", _Pointer),
     ]
 
 
@@ -230,6 +232,24 @@ class CTree(ctypes.Structure):
         ("tokens", _Pointer),
         ("noise", _Pointer),
         ("scale", ctypes.c_float),
+    ]
+
+
+class CGrowth(ctypes.Structure):
+    """``EntmtpGrowth`` of engine.h."""
+
+    _fields_ = [
+        ("num_nodes", _Int),
+        ("num_levels", _Int),
+        ("levels", ctypes.POINTER(CLevel)),
+        *((name, _Pointer) for name in ("table", "rows_ms", "draft_ms", "draft_row_ms", "gains")),
+        ("rate", ctypes.c_double),
+        ("tokens", _Pointer),
+        ("noise", _Pointer),
+        ("scale", ctypes.c_float),
+        ("codes", _Pointer),
+        ("kept", _Pointer),
+        ("num_kept", _Int),
     ]
 
 
@@ -362,6 +382,11 @@ def _declare(lib: Any) -> None:
         "entmtp_block_fill": (
             _Int,
             (_Pointer, ctypes.POINTER(CText), ctypes.POINTER(CTree), _Int),
+        ),
+        "entmtp_heads_grow": (_Int, (_Pointer, _Pointer, ctypes.POINTER(CGrowth), _Int)),
+        "entmtp_block_grow": (
+            _Int,
+            (_Pointer, ctypes.POINTER(CText), ctypes.POINTER(CGrowth), _Int),
         ),
         "entmtp_model_free": (None, (_Pointer,)),
         "entmtp_model_threads": (_Int, (_Pointer, _Int)),

@@ -95,9 +95,10 @@ struct Ranking {
     float* scores;                // [rows][columns] or null
     int32_t count;                // columns wanted of each row, best first; 0 beside all scores
     int32_t* best;                // [rows][count]
-    float* values;                // [rows][count], what they are ranked by
+    float* values;                // [rows][count], what they are ranked by; beside log_sums, their scores
     const float* const* noise;    // [rows], each [tokens] or null; or null
     const float* scale;           // [rows] or null
+    float* log_sums;              // [rows] log of the sum of exp(score) over all columns, or null
 };
 
 struct Job {

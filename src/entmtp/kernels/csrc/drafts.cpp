@@ -16,11 +16,12 @@ int check_ranking(const Engine& e, const Ranking& r) {
     bool is_ranked = r.count > 0;
     if (!e.vocabulary.columns || r.count < 0 || is_ranked == (r.scores != nullptr)) return 9;
     if (is_ranked && (r.count > kMaxBest || r.count > e.vocabulary.columns || !r.best || !r.values)) return 9;
-    return r.noise && (!is_ranked || !r.scale) ? 9 : 0;
+    return (r.noise && (!is_ranked || !r.scale)) || (r.log_sums && !is_ranked) ? 9 : 0;
 }
 
 void make_ranked(Engine& e, const Ranking& r, int rows) {
     size_t size = size_t(std::min(rows, kBlockRows)) * e.vocabulary.columns * sizeof(float);
+    if (r.noise && r.log_sums) size *= 2;  // scores as they are, and as they are ranked
     if (r.count && size > e.ranked_buffer.size()) e.ranked_buffer = Buffer(size);
     e.ranked = e.ranked_buffer.as<float>();
 }

@@ -12,6 +12,9 @@
 namespace entmtp {
 
 constexpr size_t kHeader = 256;
+constexpr int kMaxEnvelope = 64;     // nodes of an envelope with its root
+constexpr int kCodes = 64;           // steps in which a probability is read
+constexpr float kCodesPerNat = 8.f;
 
 // Memory in large pages where the system grants them: a forward streams all weights, and small
 // pages cost a lookup each and stop the hardware's prefetching.
@@ -169,6 +172,22 @@ struct EntmtpTree {
     int32_t* tokens;                  // [num_nodes]
     const float* const* noise;        // [num_levels], see Ranking; or null
     float scale;
+};
+
+// A tree that is grown inside an envelope, whose levels hold neither `above` nor `mask`.
+struct EntmtpGrowth {
+    int32_t num_nodes, num_levels;    // nodes of the envelope with its root; depths that are allowed
+    const EntmtpLevel* levels;
+    const float* table;               // [num_nodes - 1][kCodes]: probability of a node given its parent
+    const double* rows_ms;            // [num_nodes], by drafted nodes
+    const double *draft_ms, *draft_row_ms, *gains; // [num_levels]
+    double rate;                      // tokens a millisecond is worth
+    int32_t* tokens;                  // [num_nodes], the root everywhere
+    const float* const* noise;        // as in EntmtpTree
+    float scale;
+    uint8_t* codes;                   // [num_nodes], 255 everywhere; of the nodes that are scored
+    int32_t* kept;                    // [num_nodes]: nodes worth checking, best first
+    int32_t num_kept;
 };
 
 // Rows of a sequence that a block reads first; the last one is that of the root.

@@ -1,6 +1,9 @@
-// Whole draft trees in one call: depth by depth, each row's best columns become its children.
+// Whole draft trees in one call: depth by depth, each row's best columns become its children. A tree
+// is given, or it grows: the rows of a depth are then chosen by what the depths above have shown.
 #include "engine.h"
 #include <algorithm>
+#include <cmath>
+#include <memory>
 #include <numeric>
 
 namespace entmtp {
@@ -25,6 +28,21 @@ bool is_sound(const Engine& e, const EntmtpTree& t, int max_levels, bool is_bloc
     return held <= kMaxPending;
 }
 
+// The paths of an envelope go from its root through rows of the depths above; all else as in a tree.
+bool is_sound(const Engine& e, const EntmtpGrowth& g, int max_levels) {
+    if (g.num_nodes > kMaxEnvelope || !g.table || !g.rows_ms || !g.draft_ms || !g.draft_row_ms || !g.gains || !g.codes || !g.kept) return false;
+    if (!is_sound(e, EntmtpTree{g.num_nodes, g.num_levels, g.levels, g.tokens, g.noise, g.scale}, max_levels, false)) return false;
+    std::vector<int> depth_of(g.num_nodes, 0);
+    for (int d = 0; d < g.num_levels; d++) {
+        const EntmtpLevel& l = g.levels[d];
+        for (int c = 0; c < l.children; c++) depth_of[l.nodes[c]] = d + 1;
+        for (int r = 0; r < l.rows; r++)
+            for (int t = 0; t <= d; t++)
+                if (depth_of[l.paths[size_t(r) * (d + 1) + t]] != t) return false;
+    }
+    return true;
+}
+
 // The rows of one depth of all trees, and what comes of them.
 struct Depth {
     int depth, width = 0, rows = 0;
@@ -32,11 +50,11 @@ struct Depth {
     std::vector<const EntmtpTree*> trees;
     std::vector<int> rows_of;
     std::vector<int32_t> tree_of, tokens, best;
-    std::vector<float> values, scale;
+    std::vector<float> values, scale, log_sums;
     std::vector<const float*> noise;
 
     // Rows of a head that reads no tokens serve all nodes of their depth: one a tree.
-    Depth(const EntmtpTree* from, int count, int d, bool is_shared) : depth(d) {
+    Depth(const EntmtpTree* from, int count, int d, bool is_shared, bool is_growing) : depth(d) {
         for (int i = 0; i < count; i++) {
             const EntmtpTree& t = from[i];
             if (t.num_levels <= d) continue;
@@ -48,6 +66,7 @@ struct Depth {
             noise.insert(noise.end(), own, t.noise ? t.noise[d] : nullptr), scale.insert(scale.end(), own, t.scale);
         }
         best.resize(size_t(rows) * width), values.resize(best.size());
+        if (is_growing) log_sums.resize(rows);
     }
     const EntmtpLevel& level(size_t i) const { return trees[i]->levels[depth]; }
     // Tokens of the last `count` nodes of every row's path.
@@ -58,23 +77,147 @@ struct Depth {
                     tokens.push_back(trees[i]->tokens[level(i).paths[size_t(r) * (depth + 1) + at]]);
     }
     Ranking ranking() {
-        return {nullptr, width, best.data(), values.data(), has_noise ? noise.data() : nullptr, has_noise ? scale.data() : nullptr};
+        return {nullptr, width, best.data(), values.data(), has_noise ? noise.data() : nullptr, has_noise ? scale.data() : nullptr,
+                log_sums.empty() ? nullptr : log_sums.data()};
     }
-    void place(const Vocabulary& v, bool is_shared) const {
+    // For each child: its tree's number in the batch, its number in the level, its row, its column's place.
+    template <class Visit> void each_child(bool is_shared, Visit visit) const {
         size_t first = 0;
         for (size_t i = 0; i < trees.size(); first += rows_of[i++])
             for (int c = 0; c < level(i).children; c++) {
                 size_t row = first + (is_shared ? 0 : level(i).parents[c]);
-                trees[i]->tokens[level(i).nodes[c]] = v.hot_ids[best[row * width + level(i).ranks[c]]];
+                visit(i, c, row, row * width + level(i).ranks[c]);
             }
+    }
+    void place(const Vocabulary& v, bool is_shared) const {
+        each_child(is_shared, [&](size_t i, int c, size_t, size_t at) { trees[i]->tokens[level(i).nodes[c]] = v.hot_ids[best[at]]; });
     }
 };
 
-int max_levels(const EntmtpTree* trees, int count) {
-    int most = 0;
-    for (int i = 0; i < count; i++) most = std::max(most, trees[i].num_levels);
-    return most;
-}
+// One tree while it grows; its slow twin is Grower of growth.py.
+class Growing {
+public:
+    explicit Growing(EntmtpGrowth& g) : g_(g), values_(g.num_nodes, -1.0), held_row_(g.num_nodes, -1) {
+        arrays_.reserve(g.num_levels), levels_.reserve(g.num_levels);
+        values_[0] = 1.0, g.num_kept = 0;
+        view = {g.num_nodes, 0, levels_.data(), g.tokens, g.noise, g.scale};
+    }
+    EntmtpTree view;
+
+    // Chooses the rows of a depth that are worth being scored; the caller has chosen the root.
+    bool open(int depth, bool is_block) {
+        if (view.num_levels < depth || depth >= g_.num_levels) return false;
+        const EntmtpLevel& all = g_.levels[depth];
+        std::vector<int> rows;
+        double further = g_.rate * g_.draft_row_ms[depth], surplus = 0;
+        for (int r = 0; r < all.rows; r++) {
+            double value = values_[node_of(all, depth, r)];
+            double margin = (value < 0 ? 0 : value) * g_.gains[depth] - further;
+            if (margin > 0) rows.push_back(r), surplus += margin;
+        }
+        if (!depth) rows = {0};
+        else if (rows.empty() || !(surplus > g_.rate * g_.draft_ms[depth] - further)) return false;
+        make_level(all, depth, rows, is_block);
+        return true;
+    }
+    // The value of a child whose row's scores have come out.
+    void take(int node, int parent, float score, float log_sum) {
+        float code = std::floor((log_sum - score) * kCodesPerNat);
+        int at = code < 0 ? 0 : code < kCodes ? int(code) : kCodes - 1;
+        g_.codes[node] = static_cast<uint8_t>(at);
+        values_[node] = values_[parent] * double(g_.table[size_t(node - 1) * kCodes + at]);
+    }
+    void keep() {
+        int count = 0;
+        for (int n = 1; n < g_.num_nodes; n++) if (values_[n] >= 0) g_.kept[count++] = n;
+        std::stable_sort(g_.kept, g_.kept + count, [&](int a, int b) { return values_[a] > values_[b]; });
+        double best = -g_.rate * g_.rows_ms[0], tokens = 0;
+        for (int n = 0; n < count; n++) {
+            tokens += values_[g_.kept[n]];
+            double worth = tokens - g_.rate * g_.rows_ms[n + 1];
+            if (worth > best) best = worth, g_.num_kept = n + 1;
+        }
+    }
+
+private:
+    struct Arrays { std::vector<int32_t> paths, nodes, parents, ranks, above; std::vector<uint8_t> mask; };
+
+    static int node_of(const EntmtpLevel& all, int depth, int row) { return all.paths[size_t(row) * (depth + 1) + depth]; }
+
+    void make_level(const EntmtpLevel& all, int depth, const std::vector<int>& rows, bool is_block) {
+        Arrays& a = arrays_.emplace_back();
+        std::vector<int> place(all.rows, -1);
+        int width = 0;
+        for (int r : rows) {
+            place[r] = static_cast<int>(a.paths.size()) / (depth + 1);
+            const int32_t* path = all.paths + size_t(r) * (depth + 1);
+            a.paths.insert(a.paths.end(), path, path + depth + 1);
+        }
+        for (int c = 0; c < all.children; c++) {
+            if (place[all.parents[c]] < 0) continue;
+            a.nodes.push_back(all.nodes[c]), a.parents.push_back(place[all.parents[c]]), a.ranks.push_back(all.ranks[c]);
+            width = std::max(width, all.ranks[c] + 1);
+        }
+        int own = static_cast<int>(rows.size());
+        if (is_block && depth) hold(a, depth, own);
+        levels_.push_back({own, static_cast<int32_t>(a.nodes.size()), width, a.paths.data(), a.nodes.data(), a.parents.data(), a.ranks.data(), a.above.data(), a.mask.data()});
+        view.levels = levels_.data(), view.num_levels = depth + 1;
+    }
+    // Rows that a block holds: where the row above each lies, and which of the held each sees.
+    void hold(Arrays& a, int depth, int own) {
+        const EntmtpLevel& before = levels_.back();
+        for (int r = 0; r < own; r++) {
+            const int32_t* path = a.paths.data() + size_t(r) * (depth + 1);
+            held_row_[path[depth]] = num_held_++;
+            int above = 0;
+            while (depth > 1 && node_of(before, depth - 1, above) != path[depth - 1]) above++;
+            a.above.push_back(above);
+        }
+        a.mask.assign(size_t(own) * num_held_, 0);
+        for (int r = 0; r < own; r++)
+            for (int t = 1; t <= depth; t++) a.mask[size_t(r) * num_held_ + held_row_[a.paths[size_t(r) * (depth + 1) + t]]] = 1;
+    }
+
+    EntmtpGrowth& g_;
+    std::vector<double> values_;       // of scored nodes; -1 elsewhere
+    std::vector<int32_t> held_row_;
+    int num_held_ = 0;
+    std::vector<Arrays> arrays_;
+    std::vector<EntmtpLevel> levels_;
+};
+
+// The trees of a call, which are given or grow.
+struct Batch {
+    std::vector<EntmtpTree> trees;
+    std::vector<std::unique_ptr<Growing>> growing;
+    bool is_block;
+
+    Batch(const EntmtpTree* from, int count, bool block) : trees(from, from + count), is_block(block) {}
+    Batch(EntmtpGrowth* from, int count, bool block) : trees(count), is_block(block) {
+        for (int i = 0; i < count; i++) growing.push_back(std::make_unique<Growing>(from[i])), trees[i] = growing[i]->view;
+    }
+    int count() const { return static_cast<int>(trees.size()); }
+    // Whether any tree has rows at a depth.
+    bool open(int depth) {
+        bool is_open = false;
+        for (int i = 0; i < count(); i++) {
+            if (!growing.empty() && growing[i]->open(depth, is_block)) trees[i] = growing[i]->view;
+            is_open |= trees[i].num_levels > depth;
+        }
+        return is_open;
+    }
+    Depth rows(int depth, bool is_shared) const { return Depth(trees.data(), count(), depth, is_shared, !growing.empty()); }
+    void take(const Vocabulary& v, const Depth& d, bool is_shared) {
+        d.place(v, is_shared);
+        if (growing.empty()) return;
+        d.each_child(is_shared, [&](size_t i, int c, size_t row, size_t at) {
+            const EntmtpLevel& l = d.level(i);
+            int parent = l.paths[size_t(l.parents[c]) * (d.depth + 1) + d.depth];
+            growing[d.tree_of[row]]->take(l.nodes[c], parent, d.values[at], d.log_sums[row]);
+        });
+    }
+    void finish() { for (auto& g : growing) g->keep(); }
+};
 
 int run_rows(Engine& e, Depth& d, const std::vector<Segment>& segments, const std::vector<int32_t>& positions, const std::vector<int32_t>& wanted) {
     Job job{};
@@ -134,16 +277,52 @@ int read_level(Engine& e, Depth& d, const EntmtpText* texts, const std::vector<i
     return error;
 }
 
-int fill_block(Engine& e, const EntmtpText* texts, const EntmtpTree* trees, int count) {
-    std::vector<std::vector<int32_t>> held(count);
-    std::vector<int> before(count);  // first row of each tree among the features
-    for (int depth = 0, most = max_levels(trees, count); depth < most; depth++) {
-        Depth d(trees, count, depth, false);
-        if (int error = depth ? read_level(e, d, texts, before, held) : read_texts(e, d, texts, count)) return error;
-        d.place(e.vocabulary, false);
+int fill_block(Engine& e, const EntmtpText* texts, Batch& batch) {
+    std::vector<std::vector<int32_t>> held(batch.count());
+    std::vector<int> before(batch.count());  // first row of each tree among the features
+    for (int depth = 0; batch.open(depth); depth++) {
+        Depth d = batch.rows(depth, false);
+        if (int error = depth ? read_level(e, d, texts, before, held) : read_texts(e, d, texts, batch.count())) return error;
+        batch.take(e.vocabulary, d, false);
         for (int r = d.rows - 1; r >= 0; r--) before[d.tree_of[r]] = r;
     }
+    batch.finish();
     return 0;
+}
+
+int fill_by_heads(Engine& e, const float* base, Batch& batch) {
+    for (int depth = 0; batch.open(depth); depth++) {
+        bool reads_tokens = e.head_list[depth].first.matrix.panels;
+        Depth d = batch.rows(depth, !reads_tokens);
+        if (reads_tokens) d.gather(depth + 1);
+        HeadJob job{depth, d.rows, batch.count(), base, d.tree_of.data(), d.tokens.data(), d.ranking()};
+        if (int error = entmtp_heads_run(&e, &job)) return error;
+        batch.take(e.vocabulary, d, !reads_tokens);
+    }
+    batch.finish();
+    return 0;
+}
+
+int check_texts(const EntmtpText* texts, int count) {
+    for (int i = 0; i < count; i++) {
+        const EntmtpText& t = texts[i];
+        if (!t.cache || t.num_rows < 1 || !t.inputs || !t.tokens) return 2;
+        if (t.num_rows > t.cache->capacity - t.cache->length) return 4;
+    }
+    return 0;
+}
+
+// Where it fails, the caches are as before.
+template <class Trees> int read_and_fill(Engine& e, const EntmtpText* texts, Trees* trees, int count) {
+    int code = -1;
+    std::vector<int32_t> lengths;
+    try {
+        for (int i = 0; i < count; i++) lengths.push_back(texts[i].cache->length);
+        Batch batch(trees, count, true);
+        code = fill_block(e, texts, batch);
+    } catch (const std::bad_alloc&) {}
+    for (size_t i = 0; code && i < lengths.size(); i++) texts[i].cache->length = lengths[i];
+    return code;
 }
 
 } // namespace
@@ -158,35 +337,36 @@ int entmtp_heads_fill(Engine* e, const float* base, const EntmtpTree* trees, int
     if (count < 1 || !base || !trees) return 2;
     for (int i = 0; i < count; i++)
         if (!is_sound(*e, trees[i], static_cast<int>(e->head_list.size()), false)) return 11;
-    for (int depth = 0, most = max_levels(trees, count); depth < most; depth++) {
-        bool reads_tokens = e->head_list[depth].first.matrix.panels;
-        Depth d(trees, count, depth, !reads_tokens);
-        if (reads_tokens) d.gather(depth + 1);
-        HeadJob job{depth, d.rows, count, base, d.tree_of.data(), d.tokens.data(), d.ranking()};
-        if (int error = entmtp_heads_run(e, &job)) return error;
-        d.place(e->vocabulary, !reads_tokens);
-    }
-    return 0;
+    Batch batch(trees, count, false);
+    return fill_by_heads(*e, base, batch);
+} catch (const std::bad_alloc&) { return -1; }
+
+// Grows trees by heads.
+int entmtp_heads_grow(Engine* e, const float* base, EntmtpGrowth* trees, int count) try {
+    if (count < 1 || !base || !trees) return 2;
+    for (int i = 0; i < count; i++)
+        if (!is_sound(*e, trees[i], static_cast<int>(e->head_list.size()))) return 11;
+    Batch batch(trees, count, false);
+    return fill_by_heads(*e, base, batch);
 } catch (const std::bad_alloc&) { return -1; }
 
 // Reads what waits of each text, commits it, and fills its tree by a block. A text has room for its
 // rows and its tree's; where something fails, the caches are as before.
 int entmtp_block_fill(Engine* e, const EntmtpText* texts, const EntmtpTree* trees, int count) {
     if (count < 1 || !texts || !trees || !e->front.join.panels) return 2;
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++)
         if (!is_sound(*e, trees[i], kMaxPending, true)) return 11;
-        const EntmtpText& t = texts[i];
-        if (!t.cache || t.num_rows < 1 || !t.inputs || !t.tokens) return 2;
-        if (t.num_rows > t.cache->capacity - t.cache->length) return 4;
-    }
-    int code = -1;
-    std::vector<int32_t> lengths;
-    try {
-        for (int i = 0; i < count; i++) lengths.push_back(texts[i].cache->length);
-        code = fill_block(*e, texts, trees, count);
-    } catch (const std::bad_alloc&) {}
-    for (size_t i = 0; code && i < lengths.size(); i++) texts[i].cache->length = lengths[i];
-    return code;
+    if (int error = check_texts(texts, count)) return error;
+    return read_and_fill(*e, texts, trees, count);
+}
+
+// The same for trees that grow; a text has room for all rows of its envelope.
+int entmtp_block_grow(Engine* e, const EntmtpText* texts, EntmtpGrowth* trees, int count) {
+    if (count < 1 || !texts || !trees || !e->front.join.panels) return 2;
+    for (int i = 0; i < count; i++)
+        if (!is_sound(*e, trees[i], kMaxPending)) return 11;
+    if (int error = check_texts(texts, count)) return error;
+    return read_and_fill(*e, texts, trees, count);
 }
 
 } // extern "C"
