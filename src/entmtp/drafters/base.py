@@ -10,10 +10,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from entmtp.errors import TopologyError
-from entmtp.growth import GrowthPlan
+from entmtp.growth import UNSCORED, Copy, Grower, GrowthPlan
 from entmtp.sampling import NoiseSource
 from entmtp.topology import Topology
 
@@ -27,6 +28,7 @@ __all__ = [
     "GrowRequest",
     "GrowingDrafter",
     "GrownTree",
+    "bare_tree",
     "check_depth",
 ]
 
@@ -84,12 +86,17 @@ class DraftRequest:
 
 @dataclass(frozen=True)
 class GrowRequest:
-    """One sequence of a batch that wants a tree grown; attributes as :class:`DraftRequest`."""
+    """One sequence of a batch that wants a tree grown; attributes as :class:`DraftRequest`.
+
+    Attributes:
+        copy: what followed the same words earlier in the text.
+    """
 
     state: DrafterState
     root: int
     plan: GrowthPlan
     coupling: Coupling | None = None
+    copy: Copy | None = None
 
 
 @dataclass(frozen=True)
@@ -98,21 +105,24 @@ class GrownTree:
 
     Attributes:
         plan: that was asked for.
-        tokens: int64 ``(E + 1,)`` of the envelope; the root's own where nothing was scored.
+        tokens: int64 ``(E + 1 + m,)`` of the envelope, the root's own where nothing was scored;
+            behind them the copy's.
         codes: uint8 ``(E + 1,)`` of the nodes' log-probabilities given their parents, before any
             noise; :data:`entmtp.growth.UNSCORED` where nothing was scored, and for the root.
         kept: nodes that are worth checking, best first.
+        attach: node that those of the copy hang on.
     """
 
     plan: GrowthPlan
     tokens: Tensor
     codes: npt.NDArray[np.uint8]
     kept: Sequence[int]
+    attach: int = 0
 
     @property
     def tree(self) -> DraftTree:
         """The nodes that are worth checking."""
-        found = self.plan.rule.subtree(self.kept)
+        found = self.plan.rule.subtree(self.kept, self.attach)
         return DraftTree(found.topology, self.tokens[found.nodes])
 
 
@@ -155,6 +165,15 @@ class Drafter(Protocol):
             hidden: ``(a + 1, H)`` hidden states at the root and the a accepted nodes.
             tokens: the a accepted tokens and the bonus token, which is the next root.
         """
+
+
+def bare_tree(request: GrowRequest, grower: Grower) -> GrownTree:
+    """What comes of a request of whose tree nothing was scored: a copy at most."""
+    size = request.plan.rule.envelope.num_rows
+    kept, attach = grower.keep()
+    tokens = [request.root] * size + list(request.copy.tokens if request.copy else ())
+    codes = np.full(size, UNSCORED, dtype=np.uint8)
+    return GrownTree(request.plan, torch.tensor(tokens, dtype=torch.int64), codes, kept, attach)
 
 
 class GrowingDrafter(Drafter, Protocol):

@@ -16,16 +16,14 @@ from entmtp.drafters.native_rows import (
     Ints,
     PrefixRunner,
     PrefixState,
-    bare_root,
     float_rows,
-    grown_tree,
-    growth_task,
+    grow_or_keep,
     is_filled_in_core,
     tree_request,
 )
 from entmtp.drafters.picking import BestChildren, LevelRows, Picker, ScoredRows
 from entmtp.kernels.drafts import NativeHeads
-from entmtp.kernels.growth import GrowthRoom
+from entmtp.kernels.growth import GrowthRoom, GrowthTask
 
 __all__ = ["NativeHeadsDrafter"]
 
@@ -129,15 +127,10 @@ class NativeHeadsDrafter:
 
     def grow(self, requests: Sequence[GrowRequest]) -> list[GrownTree]:
         """Grow one tree a request, all in one call of the core."""
-        trees = [bare_root(request) for request in requests]
-        wanted = [i for i, request in enumerate(requests) if request.plan.opens_root]
-        if wanted:
-            active = [requests[i] for i in wanted]
-            tasks = [growth_task(request) for request in active]
-            self._heads.grow(self._base_rows(active), tasks, self._room)
-            for place, i in enumerate(wanted):
-                trees[i] = grown_tree(requests[i].plan, self._room, place)
-        return trees
+        return grow_or_keep(requests, self._room, self._grow_in_core)
+
+    def _grow_in_core(self, requests: Sequence[GrowRequest], tasks: Sequence[GrowthTask]) -> None:
+        self._heads.grow(self._base_rows(requests), tasks, self._room)
 
     def _base_rows(self, requests: Sequence[DraftRequest | GrowRequest]) -> Floats:
         """``(B, H)``: h_t of each request, or s_t of the prefix layer."""

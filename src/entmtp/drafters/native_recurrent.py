@@ -18,17 +18,15 @@ from entmtp.drafters.native_rows import (
     FIRST_CAPACITY,
     Floats,
     Ints,
-    bare_root,
     float_rows,
-    grown_tree,
-    growth_task,
+    grow_or_keep,
     is_filled_in_core,
     tree_request,
 )
 from entmtp.drafters.picking import BestChildren, LevelRows, Picker, ScoredRows
 from entmtp.kernels.core import NativeKVCache
 from entmtp.kernels.drafts import BlockPart, BlockText, NativeBlock
-from entmtp.kernels.growth import GrowthRoom
+from entmtp.kernels.growth import GrowthRoom, GrowthTask
 from entmtp.kernels.trees import HeldLevel, held_levels
 
 __all__ = ["NativeRecurrentDrafter"]
@@ -135,31 +133,19 @@ class NativeRecurrentDrafter:
 
     def grow(self, requests: Sequence[GrowRequest]) -> list[GrownTree]:
         """Grow one tree a request, all in one call of the core."""
-        trees = [bare_root(request) for request in requests]
-        wanted = [i for i, request in enumerate(requests) if request.plan.opens_root]
-        if not wanted:
-            return trees
-        active = [requests[i] for i in wanted]
-        waiting = [_waiting(request.state) for request in active]
-        texts = [
-            BlockText(request.state.cache, *inputs)
-            for request, inputs in zip(active, waiting, strict=True)
-        ]
-        self._block.grow(texts, [growth_task(request) for request in active], self._room)
-        for place, (i, inputs) in enumerate(zip(wanted, waiting, strict=True)):
-            _have_read(requests[i].state, inputs)
-            trees[i] = grown_tree(requests[i].plan, self._room, place)
-        return trees
+        return grow_or_keep(requests, self._room, self._grow_in_core)
+
+    def _grow_in_core(self, requests: Sequence[GrowRequest], tasks: Sequence[GrowthTask]) -> None:
+        waiting, texts = _texts(requests)
+        self._block.grow(texts, tasks, self._room)
+        for request, inputs in zip(requests, waiting, strict=True):
+            _have_read(request.state, inputs)
 
     def _fill_in_core(
         self, requests: Sequence[DraftRequest], places: Sequence[int], trees: list[Tensor]
     ) -> None:
         """Whole trees of the best children."""
-        waiting = [_waiting(request.state) for request in requests]
-        texts = [
-            BlockText(request.state.cache, *inputs)
-            for request, inputs in zip(requests, waiting, strict=True)
-        ]
+        waiting, texts = _texts(requests)
         filled = self._block.fill(texts, [tree_request(request) for request in requests])
         for request, inputs, place, tokens in zip(requests, waiting, places, filled, strict=True):
             _have_read(request.state, inputs)
@@ -224,6 +210,18 @@ class NativeRecurrentDrafter:
         scores = torch.from_numpy(output.scores)
         picker.pick(ScoredRows(**vars(rows), scores=scores, hot_ids=self.hot_ids))
         return output.hidden
+
+
+def _texts(
+    requests: Sequence[DraftRequest | GrowRequest],
+) -> tuple[list[_Inputs], list[BlockText]]:
+    """What waits of each text, and as the core takes it."""
+    waiting = [_waiting(request.state) for request in requests]
+    texts = [
+        BlockText(request.state.cache, *inputs)
+        for request, inputs in zip(requests, waiting, strict=True)
+    ]
+    return waiting, texts
 
 
 def _waiting(state: _State) -> _Inputs:

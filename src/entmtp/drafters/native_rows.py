@@ -1,6 +1,6 @@
 """What drafters in the native core have in common: requests, rows that wait, a prefix layer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,9 +8,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entmtp.drafters.base import DraftRequest, GrownTree, GrowRequest
+from entmtp.drafters.base import DraftRequest, GrownTree, GrowRequest, bare_tree
 from entmtp.drafters.picking import Picker, score_scale
-from entmtp.growth import UNSCORED, GrowthPlan
+from entmtp.growth import Grower, GrowthPlan
 from entmtp.kernels.core import NativeKVCache
 from entmtp.kernels.drafts import MAX_BEST, BlockPart, NativeBlock
 from entmtp.kernels.growth import GrowthRoom, GrowthTask
@@ -23,10 +23,8 @@ __all__ = [
     "Ints",
     "PrefixRunner",
     "PrefixState",
-    "bare_root",
     "float_rows",
-    "grown_tree",
-    "growth_task",
+    "grow_or_keep",
     "is_filled_in_core",
     "tree_request",
 ]
@@ -59,24 +57,45 @@ def growth_task(request: GrowRequest) -> GrowthTask:
     """A request as the core takes it."""
     coupling, plan = request.coupling, request.plan
     if coupling is None:
-        return GrowthTask(plan, request.root)
-    places = range(coupling.position, coupling.position + plan.depth)
+        return GrowthTask(plan, request.root, request.copy)
+    places = range(coupling.position, coupling.position + plan.max_depth)
     noise = [coupling.noise.at(place, CPU).numpy() for place in places]
-    return GrowthTask(plan, request.root, noise, score_scale(coupling))
+    return GrowthTask(plan, request.root, request.copy, noise, score_scale(coupling))
 
 
-def grown_tree(plan: GrowthPlan, room: GrowthRoom, index: int) -> GrownTree:
+def grow_or_keep(
+    requests: Sequence[GrowRequest],
+    room: GrowthRoom,
+    grow: Callable[[Sequence[GrowRequest], Sequence[GrowthTask]], None],
+) -> list[GrownTree]:
+    """Trees of a batch; those whose root is not worth being scored hold a copy at most.
+
+    Args:
+        requests: of the batch.
+        room: that ``grow`` fills.
+        grow: the call of the core, for the requests that need it.
+    """
+    growers = [Grower(request.plan, request.copy) for request in requests]
+    wanted = [index for index, grower in enumerate(growers) if grower.open_rows(0)]
+    if wanted:
+        active = [requests[index] for index in wanted]
+        grow(active, [growth_task(request) for request in active])
+    places = {index: place for place, index in enumerate(wanted)}
+    return [
+        _grown_tree(request.plan, room, places[index])
+        if index in places
+        else bare_tree(request, growers[index])
+        for index, request in enumerate(requests)
+    ]
+
+
+def _grown_tree(plan: GrowthPlan, room: GrowthRoom, index: int) -> GrownTree:
     """What the core put into its room."""
-    size = plan.rule.envelope.num_rows
-    tokens = torch.from_numpy(room.tokens[index, :size].astype(np.int64))
-    return GrownTree(plan, tokens, room.codes[index, :size].copy(), room.kept_nodes(index))
-
-
-def bare_root(request: GrowRequest) -> GrownTree:
-    """What comes of a plan under which the root's children are not worth being scored."""
-    size = request.plan.rule.envelope.num_rows
-    tokens = torch.full((size,), request.root, dtype=torch.int64)
-    return GrownTree(request.plan, tokens, np.full(size, UNSCORED, dtype=np.uint8), [])
+    found = room.for_core[index]
+    num_nodes, num_copied = found.num_nodes, found.num_copied
+    tokens = torch.from_numpy(room.tokens[index, : num_nodes + num_copied].astype(np.int64))
+    kept = room.kept[index, : found.num_kept].tolist()
+    return GrownTree(plan, tokens, room.codes[index, :num_nodes].copy(), kept, found.attach)
 
 
 def float_rows(rows: Tensor) -> Floats:

@@ -8,13 +8,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from entmtp.growth import MAX_ENVELOPE, UNSCORED, GrowthPlan
+from entmtp.growth import MAX_COPY, MAX_ENVELOPE, UNSCORED, Copy, CopyTable, GrowthPlan
 from entmtp.kernels.library import CGrowth, address
 from entmtp.kernels.trees import tree_shape
 
 __all__ = ["GrowthRoom", "GrowthTask"]
 
-_ROOM = MAX_ENVELOPE + 1
+_ROOM = MAX_ENVELOPE + 1 + MAX_COPY
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,14 @@ class GrowthTask:
     Attributes:
         plan: that opens its root.
         root: token.
+        copy: what followed the same words earlier.
         noise: ``(V,)`` for each depth, where columns are ranked by noise + score * scale.
         scale: see there.
     """
 
     plan: GrowthPlan
     root: int
+    copy: Copy | None = None
     noise: Sequence[npt.NDArray[np.float32]] = ()
     scale: float = 1.0
 
@@ -45,6 +47,26 @@ class _Shape:
         for values in (costs.rows, costs.draft, costs.draft_row, rule.gains[at]):
             self._kept.append(np.ascontiguousarray(values, dtype=np.float64))
         self.places = [address(values) for values in self._kept]
+        self.copies = _copy_places(rule.copies, self._kept)
+
+    def copy_at(self, copy: Copy | None, limit: int) -> tuple[int, int | None, int | None]:
+        """How many tokens of a copy are looked at, and where their probabilities lie."""
+        if copy is None or not self.copies:
+            return 0, None, None
+        length, hits, mixes = self.copies[copy.match]
+        return min(len(copy.tokens), length, limit), hits, mixes
+
+
+def _copy_places(
+    copies: CopyTable | None, kept: list[npt.NDArray[Any]]
+) -> list[tuple[int, int | None, int | None]]:
+    """Length and addresses of each class; the arrays go into ``kept``."""
+    places = []
+    for hits, mixes in zip(copies.hits, copies.mixes, strict=True) if copies else ():
+        rows = [np.ascontiguousarray(row, dtype=np.float64) for row in (hits, mixes)]
+        kept += rows
+        places.append((len(rows[0]), address(rows[0]), address(rows[1])))
+    return places
 
 
 _shapes: WeakKeyDictionary[GrowthPlan, _Shape] = WeakKeyDictionary()
@@ -66,6 +88,7 @@ class GrowthRoom:
 
     def _reserve(self, count: int) -> None:
         self.tokens = np.empty((count, _ROOM), dtype=np.int32)
+        self.copied = np.empty((count, MAX_COPY), dtype=np.int32)
         self.codes = np.empty((count, _ROOM), dtype=np.uint8)
         self.kept = np.empty((count, _ROOM), dtype=np.int32)
         self.for_core = (CGrowth * count)()
@@ -78,28 +101,35 @@ class GrowthRoom:
         self._noises: list[Any] = []
         for index, task in enumerate(tasks):
             shape = _shape_of(task.plan)
+            num_nodes = shape.envelope.num_nodes
+            num_copied, hits, mixes = shape.copy_at(task.copy, task.plan.depth)
             self.tokens[index] = task.root
+            if task.copy is not None:
+                self.copied[index, :num_copied] = task.copy.tokens[:num_copied]
+                self.tokens[index, num_nodes : num_nodes + num_copied] = self.copied[
+                    index, :num_copied
+                ]
             noise = None
             if task.noise:
                 places = np.array([address(row) for row in task.noise], dtype=np.uint64)
-                assert len(places) >= task.plan.depth  # noqa: S101 - one for each depth
+                assert len(places) == task.plan.max_depth  # noqa: S101 - one for each depth
                 self._noises += [places, *task.noise]
                 noise = address(places)
             self.for_core[index] = CGrowth(
-                shape.envelope.num_nodes,
-                task.plan.depth,
+                num_nodes,
+                task.plan.max_depth,
                 shape.envelope.levels,
                 *shape.places,
                 task.plan.rate,
                 address(self.tokens[index]),
                 noise,
                 task.scale,
+                num_copied,
+                address(self.copied[index]),
+                hits,
+                mixes,
                 address(self.codes[index]),
                 address(self.kept[index]),
                 0,
+                0,
             )
-
-    def kept_nodes(self, index: int) -> list[int]:
-        """Nodes of a tree that are worth checking, best first."""
-        nodes: list[int] = self.kept[index, : self.for_core[index].num_kept].tolist()
-        return nodes

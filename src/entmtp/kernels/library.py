@@ -247,9 +247,10 @@ class CGrowth(ctypes.Structure):
         ("tokens", _Pointer),
         ("noise", _Pointer),
         ("scale", ctypes.c_float),
-        ("codes", _Pointer),
-        ("kept", _Pointer),
+        ("num_copied", _Int),
+        *((name, _Pointer) for name in ("copied", "hits", "mixes", "codes", "kept")),
         ("num_kept", _Int),
+        ("attach", _Int),
     ]
 
 

@@ -13,6 +13,7 @@ namespace entmtp {
 
 constexpr size_t kHeader = 256;
 constexpr int kMaxEnvelope = 64;     // nodes of an envelope with its root
+constexpr int kMaxCopy = 16;         // tokens of a copy
 constexpr int kCodes = 64;           // steps in which a probability is read
 constexpr float kCodesPerNat = 8.f;
 
@@ -179,15 +180,18 @@ struct EntmtpGrowth {
     int32_t num_nodes, num_levels;    // nodes of the envelope with its root; depths that are allowed
     const EntmtpLevel* levels;
     const float* table;               // [num_nodes - 1][kCodes]: probability of a node given its parent
-    const double* rows_ms;            // [num_nodes], by drafted nodes
+    const double* rows_ms;            // [num_nodes + num_copied], by drafted nodes
     const double *draft_ms, *draft_row_ms, *gains; // [num_levels]
     double rate;                      // tokens a millisecond is worth
     int32_t* tokens;                  // [num_nodes], the root everywhere
     const float* const* noise;        // as in EntmtpTree
     float scale;
+    int32_t num_copied;               // tokens of a copy, which are nodes num_nodes + m where no other stands for them
+    const int32_t* copied;            // [num_copied]
+    const double *hits, *mixes;       // [num_copied]
     uint8_t* codes;                   // [num_nodes], 255 everywhere; of the nodes that are scored
-    int32_t* kept;                    // [num_nodes]: nodes worth checking, best first
-    int32_t num_kept;
+    int32_t* kept;                    // [num_nodes + num_copied]: nodes worth checking, best first
+    int32_t num_kept, attach;         // attach: what the copy's own nodes hang on
 };
 
 // Rows of a sequence that a block reads first; the last one is that of the root.

@@ -31,6 +31,7 @@ bool is_sound(const Engine& e, const EntmtpTree& t, int max_levels, bool is_bloc
 // The paths of an envelope go from its root through rows of the depths above; all else as in a tree.
 bool is_sound(const Engine& e, const EntmtpGrowth& g, int max_levels) {
     if (g.num_nodes > kMaxEnvelope || !g.table || !g.rows_ms || !g.draft_ms || !g.draft_row_ms || !g.gains || !g.codes || !g.kept) return false;
+    if (g.num_copied < 0 || g.num_copied > kMaxCopy || (g.num_copied && (!g.copied || !g.hits || !g.mixes))) return false;
     if (!is_sound(e, EntmtpTree{g.num_nodes, g.num_levels, g.levels, g.tokens, g.noise, g.scale}, max_levels, false)) return false;
     std::vector<int> depth_of(g.num_nodes, 0);
     for (int d = 0; d < g.num_levels; d++) {
@@ -97,9 +98,10 @@ struct Depth {
 // One tree while it grows; its slow twin is Grower of growth.py.
 class Growing {
 public:
-    explicit Growing(EntmtpGrowth& g) : g_(g), values_(g.num_nodes, -1.0), held_row_(g.num_nodes, -1) {
+    explicit Growing(EntmtpGrowth& g)
+        : g_(g), values_(g.num_nodes + g.num_copied, -1.0), on_copy_(g.num_nodes, -1), held_row_(g.num_nodes, -1) {
         arrays_.reserve(g.num_levels), levels_.reserve(g.num_levels);
-        values_[0] = 1.0, g.num_kept = 0;
+        values_[0] = 1.0, on_copy_[0] = 0, g.num_kept = 0, g.attach = 0;
         view = {g.num_nodes, 0, levels_.data(), g.tokens, g.noise, g.scale};
     }
     EntmtpTree view;
@@ -111,8 +113,10 @@ public:
         std::vector<int> rows;
         double further = g_.rate * g_.draft_row_ms[depth], surplus = 0;
         for (int r = 0; r < all.rows; r++) {
-            double value = values_[node_of(all, depth, r)];
-            double margin = (value < 0 ? 0 : value) * g_.gains[depth] - further;
+            int node = node_of(all, depth, r), at = on_copy_[node];
+            double value = values_[node] < 0 ? 0 : values_[node];
+            double left = at < 0 || at >= g_.num_copied ? 1.0 : 1.0 - g_.hits[at];
+            double margin = value * left * g_.gains[depth] - further;
             if (margin > 0) rows.push_back(r), surplus += margin;
         }
         if (!depth) rows = {0};
@@ -125,11 +129,19 @@ public:
         float code = std::floor((log_sum - score) * kCodesPerNat);
         int at = code < 0 ? 0 : code < kCodes ? int(code) : kCodes - 1;
         g_.codes[node] = static_cast<uint8_t>(at);
-        values_[node] = values_[parent] * double(g_.table[size_t(node - 1) * kCodes + at]);
+        double share = g_.table[size_t(node - 1) * kCodes + at];
+        int copy = on_copy_[parent];
+        if (copy >= 0 && copy < g_.num_copied) {
+            share = share * (1 - g_.mixes[copy]);
+            if (g_.tokens[node] == g_.copied[copy]) share = share + g_.mixes[copy], on_copy_[node] = copy + 1;
+            if (copy == num_asked_) num_asked_++;
+        }
+        values_[node] = values_[parent] * share;
     }
     void keep() {
+        add_copy();
         int count = 0;
-        for (int n = 1; n < g_.num_nodes; n++) if (values_[n] >= 0) g_.kept[count++] = n;
+        for (size_t n = 1; n < values_.size(); n++) if (values_[n] >= 0) g_.kept[count++] = static_cast<int>(n);
         std::stable_sort(g_.kept, g_.kept + count, [&](int a, int b) { return values_[a] > values_[b]; });
         double best = -g_.rate * g_.rows_ms[0], tokens = 0;
         for (int n = 0; n < count; n++) {
@@ -140,6 +152,17 @@ public:
     }
 
 private:
+    // Values the tokens of the copy that no node stands for.
+    void add_copy() {
+        for (int n = 1; n < g_.num_nodes; n++) if (on_copy_[n] > on_copy_[g_.attach]) g_.attach = n;
+        double value = values_[g_.attach];
+        int first = on_copy_[g_.attach];
+        for (int at = first; at < g_.num_copied; at++) {
+            value = value * (at == first && first < num_asked_ ? g_.mixes[at] : g_.hits[at]);
+            values_[g_.num_nodes + at] = value;
+        }
+    }
+
     struct Arrays { std::vector<int32_t> paths, nodes, parents, ranks, above; std::vector<uint8_t> mask; };
 
     static int node_of(const EntmtpLevel& all, int depth, int row) { return all.paths[size_t(row) * (depth + 1) + depth]; }
@@ -179,7 +202,9 @@ private:
     }
 
     EntmtpGrowth& g_;
-    std::vector<double> values_;       // of scored nodes; -1 elsewhere
+    std::vector<double> values_;       // of scored nodes and of the copy's own; -1 elsewhere
+    std::vector<int> on_copy_;         // tokens of the copy down to a node; -1 where it left it
+    int num_asked_ = 0;                // tokens of the copy whose rows were scored
     std::vector<int32_t> held_row_;
     int num_held_ = 0;
     std::vector<Arrays> arrays_;
