@@ -1,17 +1,26 @@
 """Copies: what followed the same words earlier in the text, and how long the match is.
 
 Prompt lookup (Saxena, 2023) as evidence beside a drafter's own: the longer the words that match, the
-surer the copy; how sure is found by calibration, class by class.
+surer the copy, and so it is the more tokens of this text could have been copied. How sure is found by
+calibration, class by class; the class is a function of the text alone.
 """
 
 from collections.abc import Sequence
 
 from entmtp.growth import Copy
 
-__all__ = ["MATCH_LENGTHS", "CopyIndex"]
+__all__ = ["MATCH_LENGTHS", "NUM_MATCHES", "SHARES", "CopyIndex"]
 
 MATCH_LENGTHS = (1, 2, 3, 4, 5, 8, 16)
-"""Least tokens that match, by class of the match."""
+"""Least tokens that match."""
+
+SHARES = (0.25, 0.5, 0.75)
+"""Bounds between classes of the share of recent tokens that were the next one of a copy."""
+
+NUM_MATCHES = len(MATCH_LENGTHS) * (len(SHARES) + 1)
+"""Classes of a match: ``length_class * (len(SHARES) + 1) + share_class``."""
+
+_DECAY = 0.9  # of the average over recent tokens
 
 _MAX_GRAM = 4  # found by a table; longer matches by looking back from there
 _MAX_MATCH = MATCH_LENGTHS[-1]
@@ -26,6 +35,7 @@ class CopyIndex:
         self._tokens = list(tokens)
         self._followers: dict[int, int] = {}  # n-gram -> position of the token behind it
         self._num_indexed = 0
+        self._hits = self._weight = 0.0
 
     def __len__(self) -> int:
         """Tokens of the text."""
@@ -49,9 +59,14 @@ class CopyIndex:
         period = len(self._tokens) - at
         while len(tokens) < length:
             tokens.append(tokens[-period])
+        return Copy(self._match_class(at), tuple(tokens))
+
+    def _match_class(self, at: int) -> int:
         matched = self._match_length(at)
-        match = sum(matched >= least for least in MATCH_LENGTHS) - 1
-        return Copy(match, tuple(tokens))
+        length_class = sum(matched >= least for least in MATCH_LENGTHS) - 1
+        share = self._hits / self._weight if self._weight else 0.0
+        share_class = sum(share >= bound for bound in SHARES)
+        return length_class * (len(SHARES) + 1) + share_class
 
     def _last_place(self) -> int | None:
         """Position behind the most recent occurrence of the longest known n-gram."""
@@ -75,8 +90,13 @@ class CopyIndex:
     def _catch_up(self) -> None:
         tokens = self._tokens
         for position in range(max(self._num_indexed, 1), len(tokens)):
-            key = 0
+            key, copied = 0, None
             for token in reversed(tokens[max(position - _MAX_GRAM, 0) : position]):
                 key = key << _BITS | (token + 1)
+                copied = self._followers.get(key, copied)
                 self._followers[key] = position
+            if copied is not None:
+                is_hit = tokens[copied] == tokens[position]
+                self._hits = _DECAY * self._hits + (1 - _DECAY) * is_hit
+                self._weight = _DECAY * self._weight + (1 - _DECAY)
         self._num_indexed = len(tokens)
