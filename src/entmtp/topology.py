@@ -205,7 +205,10 @@ class Topology:
 
 
 def named_topologies() -> dict[str, Topology]:
-    """The trees that ship: ``none``, ``chain4``, ``tree8``, ``tree16``, ``mc_sim_7b_63``."""
+    """The trees that ship.
+
+    ``none``, ``chain4``, ``tree8``, ``tree16``, ``envelope24`` and ``mc_sim_7b_63``.
+    """
     return dict(_shipped())
 
 

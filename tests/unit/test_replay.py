@@ -170,7 +170,7 @@ def replace_lengths(trace: Trace, most: int) -> Trace:
         entropy=trace.entropy[index],
         p0=trace.p0[index],
         chain=trace.chain[index],
-        candidates=trace.candidates[index],
+        codes=trace.codes[index],
     )
 
 

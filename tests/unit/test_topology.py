@@ -222,6 +222,7 @@ def test_digests_tell_trees_apart() -> None:
         ("chain4", [1, 1, 1, 1]),
         ("tree8", [3, 3, 1, 1]),
         ("tree16", [4, 7, 4, 1]),
+        ("envelope24", [6, 8, 6, 4]),
         ("mc_sim_7b_63", [10, 28, 23, 2]),
     ],
 )
