@@ -42,5 +42,5 @@ def random_trace(seed: int, num_texts: int = 6, depth: int = 3, max_rank: int = 
         entropy,
         np.exp(-entropy).astype(np.float32),
         rng.random((total, depth)).astype(np.float16),
-        np.zeros((total, 0), dtype=np.float16),
+        np.zeros((total, 0), dtype=np.uint8),
     )

@@ -50,6 +50,27 @@ class Level:
     ranks: IntArray
     width: int
 
+    def restrict(self, parents: Sequence[int]) -> "Level":
+        """The level of some of its parents alone, at least one; itself where those are all.
+
+        Args:
+            parents: some of them, in order.
+        """
+        if len(parents) == len(self.parents):
+            return self
+        is_kept = np.isin(self.parents, parents)
+        is_child = is_kept[self.parent_rows]
+        row_of = np.cumsum(is_kept) - 1
+        ranks = self.ranks[is_child]
+        return Level(
+            self.parents[is_kept],
+            self.paths[is_kept],
+            self.children[is_child],
+            row_of[self.parent_rows[is_child]],
+            ranks,
+            int(ranks.max()) + 1,
+        )
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -184,7 +205,10 @@ class Topology:
 
 
 def named_topologies() -> dict[str, Topology]:
-    """The trees that ship: ``none``, ``chain4``, ``tree8``, ``tree16``, ``mc_sim_7b_63``."""
+    """The trees that ship.
+
+    ``none``, ``chain4``, ``tree8``, ``tree16``, ``envelope24`` and ``mc_sim_7b_63``.
+    """
     return dict(_shipped())
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from entmtp.bank import Bank
+from entmtp.calibrate.summary import unpack_trace
+from entmtp.topology import named_topologies
 from running import Run
 from tiny_workload import make_workload
 
@@ -33,6 +35,11 @@ def test_from_prompts_to_a_bank_in_use(run: Run, files: dict[str, Path], tmp_pat
     assert made.code == 0, made.err
     assert "tokens/s" in made.out
     assert not file.with_name("it.json.work").exists()
+    calibration = Bank.read(file).calibration
+    assert calibration is not None
+    trace = unpack_trace(calibration.trace)
+    assert trace.facts.envelope == named_topologies()["envelope24"].paths
+    assert trace.codes.shape == (trace.num_tokens, 24)
     shown = run(f"bank show {file} --json")
     document = json.loads(shown.out)
     for entry in document["entries"]:

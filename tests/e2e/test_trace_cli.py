@@ -33,25 +33,28 @@ def test_a_trace_is_made_once(run: Run, files: dict[str, Path], tmp_path: Path) 
     assert "8 texts" in made.out
     trace = load_trace(tmp_path / "a.trace")
     assert set(trace.tasks) == {"code", "chat"}
-    assert trace.candidates.shape[1] == 0
+    assert trace.codes.shape[1] == 0
     before = (tmp_path / "a.trace").stat().st_mtime_ns
     assert run(line, **files).code == 0
     assert (tmp_path / "a.trace").stat().st_mtime_ns == before
-    other = run(f"{line} --candidates 2,2", **files)
+    other = run(f"{line} --envelope chain4", **files)
     assert other.code == 2
-    assert "widths = (), not (2, 2)" in other.err
+    assert "envelope = (), not ((0,), (0, 0), (0, 0, 0)" in other.err
     assert other.err.count("\n") == 1
 
 
-def test_candidates_and_sampling_are_options(
+def test_envelope_and_sampling_are_options(
     run: Run, files: dict[str, Path], tmp_path: Path
 ) -> None:
     """They are in the facts of the file."""
     line = f"trace {COMMON} --output {tmp_path / 'b.trace'} --limit 2"
-    more = "--candidates 3,2 --temperature 0.7 --uncoupled --depth 2"
+    (tmp_path / "tree.json").write_text("[[0], [2], [2, 1]]")
+    more = f"--envelope {tmp_path / 'tree.json'} --temperature 0.7 --uncoupled --depth 2"
     assert run(f"{line} {more}", **files).code == 0
-    facts = load_trace(tmp_path / "b.trace").facts
-    assert (facts.widths, facts.temperature) == ((3, 2), 0.7)
+    trace = load_trace(tmp_path / "b.trace")
+    facts = trace.facts
+    assert (facts.envelope, facts.temperature) == (((0,), (2,), (2, 1)), 0.7)
+    assert trace.codes.shape == (trace.num_tokens, 3)
     assert (facts.is_coupled, facts.depth) == (False, 2)
 
 
@@ -59,6 +62,9 @@ def test_candidates_and_sampling_are_options(
     ("options", "message"),
     [
         ("--depth 9", "depth goes to depth 9"),
+        ("--envelope tree99", "no topology 'tree99'"),
+        ("--envelope {prompts}", "not a JSON list of paths"),
+        ("--envelope chain4 --drafter lookup", "the lookup drafter has no probabilities"),
         ("--drafter none", "proposes nothing"),
         ("--output {root}", "a folder; name a file"),
         ("--output {prompts}/x", "cannot be written"),

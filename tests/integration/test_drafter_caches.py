@@ -10,10 +10,19 @@ import torch
 from torch import Tensor
 
 from entmtp.decoder.kv_cache import TorchKVCache
-from entmtp.drafters.base import Drafter, DrafterState, DraftRequest, DraftTree
+from entmtp.drafters.base import (
+    AnyRequest,
+    Drafter,
+    DrafterState,
+    DraftPlan,
+    DraftRequest,
+    DraftTree,
+    GrowRequest,
+)
 from entmtp.drafters.block_state import BlockState
 from entmtp.drafters.heads import HydraHeads, RecurrentModule
 from entmtp.engine import Engine, EngineLimits, Request
+from entmtp.growth import GrowthPlan
 from entmtp.loading.drafters import make_drafter as attach_heads
 from entmtp.params import SamplingParams
 from entmtp.target.base import Segment
@@ -21,6 +30,7 @@ from entmtp.target.llama import LlamaTarget
 from entmtp.topology import Topology
 from exactness import RandomScheduler, SpyTarget, make_drafter, random_heads, random_topology
 from fakes import ByteTokenizer, tiny_target
+from growing import random_envelope, random_plan
 
 VOCAB = 12  # so few that random trees often hold the right token
 TARGET = tiny_target(seed=5, dtype=torch.float64, vocab_size=VOCAB, context_window=1024)
@@ -53,7 +63,7 @@ class SpyDrafter:
         self.followed.append(Followed(state, [*prompt, root]))
         return state
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+    def draft(self, requests: Sequence[AnyRequest]) -> list[DraftTree]:
         return self.inner.draft(requests)
 
     def commit(self, state: DrafterState, hidden: Tensor, tokens: Sequence[int]) -> None:
@@ -208,9 +218,14 @@ def some_texts(drafter: Drafter) -> list[Followed]:
     return texts
 
 
-def ask(texts: Sequence[Followed], plans: Sequence[Topology]) -> list[DraftRequest]:
+def ask(texts: Sequence[Followed], plans: Sequence[DraftPlan]) -> list[AnyRequest]:
     """A request for each text."""
-    return [DraftRequest(t.state, t.tokens[-1], p) for t, p in zip(texts, plans, strict=True)]
+    return [
+        DraftRequest(text.state, text.tokens[-1], plan)
+        if isinstance(plan, Topology)
+        else GrowRequest(text.state, text.tokens[-1], plan)
+        for text, plan in zip(texts, plans, strict=True)
+    ]
 
 
 def traces(texts: Sequence[Followed]) -> list[tuple[int, bytes, bytes, bytes, int]]:
@@ -236,6 +251,8 @@ def test_a_drafted_tree_leaves_no_trace(kind: str, seed: int) -> None:
     for _ in range(3):
         drafter.draft(ask(texts, [random_topology(rng) for _ in texts]))
         assert traces(texts) == before
+        drafter.draft(ask(texts, [random_plan(seed, random_envelope(rng)) for _ in texts]))
+        assert traces(texts) == before
     again = drafter.draft(ask(texts, [ONE] * 3))
     assert [t.tokens.tolist() for t in again] == [t.tokens.tolist() for t in first]
 
@@ -256,9 +273,12 @@ def test_an_empty_plan_leaves_the_waiting_rows_alone(kind: str) -> None:
 
 
 @with_a_cache
+@pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("breaks_at", [1, 2, 3])
-def test_a_draft_that_is_broken_off_leaves_no_trace(kind: str, breaks_at: int) -> None:
-    """Whichever run of the module fails; the next draft is that of a drafter that never failed."""
+def test_a_draft_that_is_broken_off_leaves_no_trace(kind: str, breaks_at: int, grows: bool) -> None:
+    """Whichever run of the module fails, in whole trees and in grown ones; the next draft is that
+    of a drafter that never failed.
+    """
     plan = Topology.from_paths([(0,), (1,), (1, 0), (1, 2), (1, 2, 0), (1, 2, 0, 3)])
     drafter, heads = breaking_drafter(kind)
     texts = some_texts(drafter)
@@ -266,7 +286,7 @@ def test_a_draft_that_is_broken_off_leaves_no_trace(kind: str, breaks_at: int) -
     before = traces(texts)
     heads.breaks_at = breaks_at
     with pytest.raises(MemoryError):
-        drafter.draft(ask(texts, [plan, ONE, plan]))
+        drafter.draft(ask(texts, [GrowthPlan.whole(t) if grows else t for t in (plan, ONE, plan)]))
     assert traces(texts) == before
     twin = make_drafter(kind, TARGET, (), 4)
     expected = twin.draft(ask(some_texts(twin), [plan] * 3))

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from entmtp.engine import Engine, EngineLimits, GenerationResult, Request, StreamChunk
+from entmtp.errors import TopologyError
+from entmtp.growth import MAX_ENVELOPE
 from entmtp.params import SamplingParams
 from entmtp.sampling import token_scores
+from entmtp.scheduler import TopologyScheduler
 from entmtp.target.llama import LlamaTarget
 from entmtp.topology import Topology
 from exactness import (
@@ -24,9 +27,11 @@ from exactness import (
     random_topology,
 )
 from fakes import ByteTokenizer
+from growing import GrowingScheduler, random_envelope
 from strategies import topologies
 
-DRAFTERS = ("hydra", "medusa", "hydra++", "mtp", "lookup", "half-right")
+HEADS = ("hydra", "medusa", "hydra++", "mtp")
+DRAFTERS = (*HEADS, "lookup", "half-right")
 FLOAT32_TOLERANCE = 1e-3
 
 Rows = dict[tuple[int, int], Tensor]
@@ -84,7 +89,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def decode_both(
-    case: Case, dtype: torch.dtype = torch.float64
+    case: Case, dtype: torch.dtype = torch.float64, scheduler: TopologyScheduler | None = None
 ) -> tuple[list[GenerationResult], list[GenerationResult], dict[str, Rows]]:
     """Plain and tree results, and the rows of logits that each token was chosen from."""
     target = random_target(case.target_seed, dtype)
@@ -97,7 +102,7 @@ def decode_both(
     engine = Engine(
         target,
         make_drafter(case.drafter, target, texts, case.seed),
-        RandomScheduler(case.seed, case.trees),
+        scheduler or RandomScheduler(case.seed, case.trees),
         tokenizer,
         EngineLimits(max_batch_size=3, prefill_chunk=case.prefill_chunk, spare_rows=4),
     )
@@ -111,6 +116,44 @@ def test_any_trees_drafter_and_batch_give_the_tokens_of_plain_decoding(case: Cas
     """In float64, tokens, text, end and seed are those of plain decoding, to the last one."""
     expected, results, _ = decode_both(case)
     assert [outcome(r) for r in results] == [outcome(r) for r in expected]
+
+
+@given(cases(), st.sampled_from(HEADS), st.sampled_from([0.0, 0.0, 0.4]))
+@settings(max_examples=80)
+def test_grown_trees_give_the_tokens_of_plain_decoding(
+    case: Case, drafter: str, fixed_share: float
+) -> None:
+    """Whatever the rules, beside trees of a fixed shape too, up to the last token of the limit."""
+    envelopes = [tree for tree in case.trees if 0 < tree.num_nodes <= MAX_ENVELOPE]
+    envelopes.append(random_envelope(random.Random(case.seed)))
+    scheduler = GrowingScheduler(case.seed, envelopes, fixed_share)
+    expected, results, _ = decode_both(replace(case, drafter=drafter), scheduler=scheduler)
+    assert [outcome(r) for r in results] == [outcome(r) for r in expected]
+    assert {s.topology for r in results for s in r.stats.steps} <= {"grown", "fixed"}
+
+
+@pytest.mark.parametrize("drafter", HEADS)
+def test_a_step_counts_the_nodes_that_were_grown(drafter: str) -> None:
+    """Not those of the envelope: some steps check none, some many, and paths are accepted."""
+    sampling = SamplingParams(max_new_tokens=40, temperature=1.0, seed=3, ignore_eos=True)
+    envelope = Topology.from_paths([(a,) * d for a in range(4) for d in (1, 2, 3)])
+    case = Case(10, ((1, 2), (5,)), sampling, (), drafter, 5, eos=0, prefill_chunk=8)
+    expected, results, _ = decode_both(case, scheduler=GrowingScheduler(5, [envelope]))
+    assert [outcome(r) for r in results] == [outcome(r) for r in expected]
+    steps = [step for result in results for step in result.stats.steps]
+    sizes = {step.num_nodes for step in steps}
+    assert 0 in sizes
+    assert max(sizes) <= envelope.num_nodes
+    assert len(sizes) > 4
+    assert all(step.num_accepted <= step.num_nodes for step in steps)
+    assert sum(step.num_accepted for step in steps) > 4
+
+
+def test_lookup_is_not_asked_to_grow_trees() -> None:
+    """The request ends with the reason, not with a wrong draft."""
+    case = Case(2, ((1, 2),), SamplingParams(seed=0), (), "lookup", 5, eos=0, prefill_chunk=8)
+    with pytest.raises(TopologyError, match="lookup drafter has no probabilities"):
+        decode_both(case, scheduler=GrowingScheduler(1, [Topology.from_paths([(0,)])]))
 
 
 @given(cases())

@@ -10,20 +10,21 @@ import pytest
 import torch
 
 from entmtp.calibrate import collect
-from entmtp.calibrate.collect import TracePrompt, TraceSettings, candidate_topology, collect_trace
+from entmtp.calibrate.collect import TracePrompt, TraceSettings, collect_trace
 from entmtp.calibrate.grow import GrowParams, grow_all
 from entmtp.calibrate.replay import Counts, replay_policy, text_counts
-from entmtp.calibrate.session import trace_facts, trace_prompts
+from entmtp.calibrate.session import trace_facts, trace_prompts, usual_envelope
 from entmtp.calibrate.trace import MISS, Trace, TraceFacts, load_trace, save_trace
-from entmtp.drafters.base import Drafter, DraftRequest
+from entmtp.drafters.base import Coupling, Drafter, DraftRequest, GrowRequest
 from entmtp.drafters.empty import EmptyDrafter
 from entmtp.engine import Engine, GenerationResult, Request
 from entmtp.errors import InputError, TopologyError, TraceError
+from entmtp.growth import UNSCORED, GrowthPlan
 from entmtp.params import SamplingParams
-from entmtp.sampling import derive_seed
+from entmtp.sampling import NoiseSource, derive_seed
 from entmtp.scheduler import FixedScheduler, TopologyScheduler
 from entmtp.target.base import Segment
-from entmtp.topology import Topology
+from entmtp.topology import Topology, named_topologies
 from entmtp.workload import PromptRecord
 from exactness import RandomScheduler, make_drafter, random_topology
 from fakes import ByteTokenizer, tiny_target
@@ -32,6 +33,7 @@ VOCAB = 12
 TARGET = tiny_target(seed=5, dtype=torch.float64, vocab_size=VOCAB, context_window=512)
 KINDS = ["medusa", "hydra", "hydra++", "mtp", "lookup"]
 SAMPLING = SamplingParams(max_new_tokens=40, seed=7)
+ENVELOPE = Topology.from_paths([(a,) * d for a in (0, 1, 4) for d in (1, 2, 3)])
 
 
 def prompts(count: int, seed: int = 0) -> list[TracePrompt]:
@@ -117,26 +119,65 @@ def test_signals_are_those_of_decoding(tmp_path: Path) -> None:
         assert trace.p0[rows].tolist() == [np.float32(step.p0) for step in steps]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["medusa", "hydra", "hydra++", "mtp"])
-def test_candidates_are_the_probabilities_of_a_whole_tree(kind: str, tmp_path: Path) -> None:
-    """The first child's chain is traced twice; a row's children are in falling order."""
-    trace, _ = traced(kind, TraceSettings(SAMPLING, depth=3, widths=(3, 2, 2)), tmp_path)
-    tree = candidate_topology((3, 2, 2))
-    assert tree.num_nodes == 3 + 6 + 12 == trace.candidates.shape[1]
+def test_codes_are_those_of_growing_the_whole_envelope(
+    kind: str, temperature: float, tmp_path: Path
+) -> None:
+    """At every root, with the noise of decoding; no root has none. The chain is read twice."""
+    sampling = replace(SAMPLING, temperature=temperature)
+    trace, drafter = traced(kind, TraceSettings(sampling, depth=3, envelope=ENVELOPE), tmp_path)
+    assert trace.facts.envelope == ENVELOPE.paths
+    assert trace.codes.shape == (trace.num_tokens, ENVELOPE.num_nodes)
     has_root = ~np.isnan(trace.entropy)
-    column = {path: node - 1 for node, path in enumerate(tree.paths, start=1)}
-    for depth in (1, 2, 3):
-        own = np.exp(trace.candidates[has_root][:, column[(0,) * depth]].astype(np.float32))
-        np.testing.assert_allclose(own, trace.chain[has_root][:, depth - 1], atol=2e-3)
-    sampled = replace(SAMPLING, temperature=1.0)
-    (tmp_path / "sampled").mkdir()
-    hot, _ = traced(kind, TraceSettings(sampled, depth=3, widths=(8,)), tmp_path / "sampled")
-    has_root_there = ~np.isnan(hot.entropy)
-    best = np.exp(hot.candidates[has_root_there].astype(np.float32)).max(axis=1)
-    np.testing.assert_allclose(hot.chain[has_root_there][:, 0], best, atol=2e-3)
-    first, second = trace.candidates[has_root, 0], trace.candidates[has_root, 1]
-    assert (first >= second).all()
-    assert np.isnan(trace.candidates[~has_root]).all()
+    assert (trace.codes[~has_root] == UNSCORED).all()
+    assert (trace.codes[has_root] < 64).all()
+    for text, prompt in enumerate(prompts(6)):
+        tokens = trace.tokens[trace.offsets[text] : trace.offsets[text + 1]].tolist()
+        codes = codes_along(drafter, (*prompt.tokens, *tokens), len(prompt.tokens), text, sampling)
+        assert trace.codes[trace.offsets[text] :][: len(codes)].tolist() == codes
+    if not temperature:
+        for depth in (1, 2, 3):
+            column = ENVELOPE.paths.index((0,) * depth)
+            eighths = -8 * np.log(trace.chain[has_root, depth - 1].astype(np.float32))
+            assert (abs(trace.codes[has_root, column] + 0.5 - eighths.clip(0, 63.5)) < 0.6).all()
+
+
+def codes_along(
+    drafter: Drafter, tokens: Sequence[int], size: int, number: int, sampling: SamplingParams
+) -> list[list[int]]:
+    """Codes at the roots of one text, from a drafter that is led along it alone."""
+    cache, rows = TARGET.new_cache(len(tokens)), torch.tensor(tokens)
+    hidden = TARGET.forward([Segment(cache, rows, np.arange(len(rows)))]).hidden[0]
+    noise = NoiseSource(derive_seed(sampling.seed or 0, number), VOCAB)
+    state = drafter.prefill(tokens[:size], hidden[:size], tokens[size])
+    found = []
+    for root in range(size, len(tokens) - 1):
+        coupling = Coupling(noise, sampling.temperature, root + 1) if sampling.temperature else None
+        plan = GrowthPlan.whole(ENVELOPE)
+        (tree,) = drafter.grow(  # type: ignore[attr-defined]
+            [GrowRequest(state, tokens[root], plan, coupling)]
+        )
+        found.append(tree.codes[1:].tolist())
+        drafter.commit(state, hidden[root : root + 1], [tokens[root + 1]])
+    return found
+
+
+@pytest.mark.parametrize(("kind", "depth"), [("medusa", 5), ("hydra", 5), ("mtp", None)])
+def test_the_usual_envelope_goes_as_far_as_the_drafter(kind: str, depth: int | None) -> None:
+    """In depth and in ranks; the eight hot tokens here do not cut it."""
+    drafter = make_drafter(kind, TARGET, (), 4)
+    shipped = named_topologies()["envelope24"]
+    assert drafter.max_depth == depth
+    assert usual_envelope(drafter) == shipped
+
+    class Small:
+        max_depth, max_width, grow = 2, 3, None
+
+    small = usual_envelope(Small())  # type: ignore[arg-type]
+    assert small == Topology.from_paths(p for p in shipped.paths if len(p) < 3 and max(p) < 3)
+    assert small.num_nodes == 3 + 6
+    assert usual_envelope(make_drafter("lookup", TARGET, (), 4)) == Topology(())
 
 
 @pytest.mark.parametrize("kind", ["medusa", "hydra"])
@@ -234,7 +275,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     with pytest.raises(TraceError, match="checksum"):
         load_trace(file)
-    file.write_bytes(good.replace(b'schema\\": \\"1', b'schema\\": \\"9'))
+    file.write_bytes(good.replace(b'schema\\": \\"2', b'schema\\": \\"9'))
     with pytest.raises(TraceError, match="schema '9'"):
         load_trace(file)
     file.write_bytes(good.replace(b"entmtp-trace", b"entmtp-heads"))
@@ -243,13 +284,18 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_facts_survive_a_file(tmp_path: Path) -> None:
-    """Widths come back as a tuple, so facts stay comparable."""
-    settings = TraceSettings(SAMPLING, widths=(2, 2))
+    """Paths come back as tuples, so facts stay comparable."""
+    settings = TraceSettings(SAMPLING, envelope=ENVELOPE)
     trace, _ = traced("hydra", settings, tmp_path)
-    assert trace.facts.widths == (2, 2)
+    assert trace.facts.envelope == ENVELOPE.paths
     save_trace(trace, tmp_path / "again")
     assert load_trace(tmp_path / "again").facts == trace.facts
     assert TraceFacts.from_json(trace.facts.to_json()) == trace.facts
+
+
+def tree(path: Sequence[int]) -> Topology:
+    """A path and what is above it."""
+    return Topology.from_paths(path[: depth + 1] for depth in range(len(path)))
 
 
 @pytest.mark.parametrize(
@@ -260,10 +306,14 @@ def test_facts_survive_a_file(tmp_path: Path) -> None:
             TraceSettings(SAMPLING, depth=6),
             "depth goes to depth 6; the hydra drafter to 5",
         ),
-        ("medusa", TraceSettings(SAMPLING, widths=(1,) * 6), "candidates goes to depth 6"),
-        ("lookup", TraceSettings(SAMPLING, widths=(2,)), "lookup has no probabilities"),
-        ("hydra", TraceSettings(SAMPLING, widths=(64, 64, 64)), "more than 1024 nodes"),
-        ("hydra", TraceSettings(SAMPLING, widths=(9,)), "the tree uses child rank 8"),
+        ("medusa", TraceSettings(SAMPLING, envelope=tree([0] * 6)), "the tree is 6 deep"),
+        ("lookup", TraceSettings(SAMPLING, envelope=tree([0])), "lookup drafter has no prob"),
+        (
+            "mtp",
+            TraceSettings(SAMPLING, envelope=tree([0] * 64)),
+            "an envelope has 64 nodes; it must have 1 to 63",
+        ),
+        ("hydra", TraceSettings(SAMPLING, envelope=tree([8])), "the tree uses child rank 8"),
     ],
 )
 def test_what_cannot_be_traced_is_refused(

@@ -93,7 +93,7 @@ def test_short_texts_give_gaps_instead_of_numbers() -> None:
         offsets=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
         **{
             name: getattr(trace, name)[: sizes.sum()]
-            for name in ("tokens", "ranks", "entropy", "p0", "chain", "candidates")
+            for name in ("tokens", "ranks", "entropy", "p0", "chain", "codes")
         },
     )
     short.ranks[:] = MISS

@@ -1,5 +1,6 @@
 """From a trace and costs to entries: frontiers, winners of bins, predictions, the short form."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from entmtp.calibrate.replay import accepted_lengths, rollout_cost
 from entmtp.calibrate.summary import pack_trace, shorten, unpack_trace
 from entmtp.calibrate.trace import Trace
 from entmtp.errors import BankError
-from entmtp.topology import Topology
+from entmtp.topology import Path, Topology
 from traces import random_trace
 
 COSTS = linear_costs()
@@ -116,10 +117,42 @@ def test_the_short_form_keeps_what_fitting_reads() -> None:
     assert mean_context(short) == mean_context(trace)
 
 
-@pytest.mark.parametrize("field", ["ranks", "entropy", "facts", "depth"])
+def with_codes(trace: Trace, *paths: Path) -> Trace:
+    """The trace with random codes of an envelope."""
+    codes = np.random.default_rng(3).integers(0, 64, (trace.num_tokens, len(paths)))
+    facts = replace(trace.facts, envelope=paths)
+    return replace(trace, facts=facts, codes=codes.astype(np.uint8))
+
+
+def test_the_short_form_keeps_the_codes_of_the_envelope() -> None:
+    """Exactly, and says which nodes they are of."""
+    trace = with_codes(random_trace(6), (0,), (1,), (0, 0))
+    short = unpack_trace(json.loads(json.dumps(pack_trace(trace))))
+    assert np.array_equal(short.codes, trace.codes)
+    assert short.facts == trace.facts
+    assert pack_trace(shorten(short)) == pack_trace(short)
+
+
+def test_short_forms_without_codes_can_be_read() -> None:
+    """Those of banks that were written before there were envelopes; their facts tell of widths."""
+    document = pack_trace(random_trace(6))
+    del document["codes"]
+    facts = json.loads(document["facts"])
+    del facts["envelope"]
+    document["facts"] = json.dumps(facts | {"widths": [2, 2]})
+    old, new = unpack_trace(document), shorten(random_trace(6))
+    assert old.codes.shape == (old.num_tokens, 0)
+    assert old.facts == new.facts
+    assert pack_trace(old) == pack_trace(new)
+
+
+@pytest.mark.parametrize("field", ["ranks", "entropy", "facts", "depth", "codes"])
 def test_a_damaged_short_form_is_refused(field: str) -> None:
     """The error says what it should have been."""
-    document = pack_trace(random_trace(7)) | {field: "?"}
+    document = pack_trace(with_codes(random_trace(7), (0,), (1,))) | {field: "?"}
+    with pytest.raises(BankError, match="not the short form of a trace"):
+        unpack_trace(document)
+    del document[field]
     with pytest.raises(BankError, match="not the short form of a trace"):
         unpack_trace(document)
 

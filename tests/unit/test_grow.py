@@ -148,5 +148,5 @@ def one_token(trace: Trace) -> Trace:
         trace.entropy[:1],
         trace.p0[:1],
         trace.chain[:1],
-        trace.candidates[:1],
+        trace.codes[:1],
     )

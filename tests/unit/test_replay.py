@@ -22,6 +22,7 @@ from entmtp.errors import TraceError
 from entmtp.scheduler import FixedScheduler, SchedulerDecision, Signal, SignalTracker
 from entmtp.topology import Topology
 from exactness import RandomScheduler, random_topology
+from growing import GrowingScheduler
 from traces import random_trace
 
 SEEDS = range(8)
@@ -169,8 +170,14 @@ def replace_lengths(trace: Trace, most: int) -> Trace:
         entropy=trace.entropy[index],
         p0=trace.p0[index],
         chain=trace.chain[index],
-        candidates=trace.candidates[index],
+        codes=trace.codes[index],
     )
+
+
+def test_a_policy_that_grows_trees_is_refused() -> None:
+    """Before it is taken for one of fixed trees."""
+    with pytest.raises(TraceError, match="policy growing grows trees"):
+        replay_policy(random_trace(1), GrowingScheduler(1, [Topology.from_paths([(0,)])]))
 
 
 def test_the_bound_is_never_worse_than_a_static_tree() -> None:

@@ -1,6 +1,7 @@
 """The shape of draft trees: what is refused, and index arrays against naive walks."""
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +152,23 @@ def test_levels_of_a_tree_with_gaps() -> None:
     assert [level.children.tolist() for level in GAPS.levels] == [[1, 2], [3, 4], [5]]
 
 
+@given(topologies(), st.integers(0, 10**6))
+def test_a_level_can_be_cut_to_some_of_its_parents(tree: Topology, seed: int) -> None:
+    """What is left of them is what they had; of all parents it is the level itself."""
+    rng = random.Random(seed)
+    for level in tree.levels:
+        parents = level.parents.tolist()
+        kept = sorted(rng.sample(parents, rng.randint(1, len(parents))))
+        part = level.restrict(kept)
+        assert part.parents.tolist() == kept
+        assert part.paths.tolist() == [tree.path_nodes(node) for node in kept]
+        assert part.children.tolist() == sorted(c for node in kept for c in tree.children[node])
+        assert part.parents[part.parent_rows].tolist() == tree.parents[part.children].tolist()
+        assert part.ranks.tolist() == [tree.paths[c - 1][-1] for c in part.children.tolist()]
+        assert part.width == max(part.ranks.tolist()) + 1
+        assert level.restrict(parents) is level
+
+
 @given(topologies())
 def test_levels_rebuild_the_tree(tree: Topology) -> None:
     """Parent rows and ranks of all levels give back exactly the paths, in node order."""
@@ -204,6 +222,7 @@ def test_digests_tell_trees_apart() -> None:
         ("chain4", [1, 1, 1, 1]),
         ("tree8", [3, 3, 1, 1]),
         ("tree16", [4, 7, 4, 1]),
+        ("envelope24", [6, 8, 6, 4]),
         ("mc_sim_7b_63", [10, 28, 23, 2]),
     ],
 )

@@ -3,17 +3,15 @@
 Prompts go in groups. A group is decoded plainly, all its texts at once; then the drafter's state
 follows each text token by token, as it would when decoding, and at every root it is asked three
 things: the ranks of the tokens that do follow, its confidence along its own best chain, and, where
-wanted, the log-probabilities of a whole candidate tree. Finished groups are files, so a run that
-was cut off goes on behind the last one.
+wanted, the codes of the log-probabilities of a whole envelope. Finished groups are files, so a run
+that was cut off goes on behind the last one.
 """
 
-import math
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,24 +26,23 @@ from entmtp.calibrate.trace import (
     load_trace,
     save_trace,
 )
-from entmtp.drafters.base import Coupling, Drafter, DraftRequest, check_depth
+from entmtp.drafters.base import Coupling, Drafter, DraftRequest, GrowRequest, check_depth
 from entmtp.drafters.empty import EmptyDrafter
-from entmtp.drafters.picking import Picker, ScoredRows, coupled_scores, set_best_children
+from entmtp.drafters.picking import ScoredRows, coupled_scores, set_best_children
 from entmtp.drafters.prompt_lookup import PromptLookupDrafter
 from entmtp.drafters.recording import RecordingDrafter
 from entmtp.engine import Engine, EngineLimits, GenerationResult, Request
 from entmtp.errors import InputError, TraceError
+from entmtp.growth import UNSCORED, GrowthPlan
 from entmtp.params import SamplingParams
 from entmtp.sampling import NoiseSource, derive_seed
 from entmtp.scheduler import FixedScheduler
-from entmtp.topology import MAX_NODES, Topology
+from entmtp.topology import Topology
 
-__all__ = ["GROUP", "TracePrompt", "TraceSettings", "candidate_topology", "collect_trace"]
+__all__ = ["GROUP", "TracePrompt", "TraceSettings", "collect_trace"]
 
 GROUP = 32
 """Prompts that are decoded together; a run that is cut off loses at most one such group."""
-
-_MAX_ROWS = 2048  # of a head that are scored at once
 
 Progress = Callable[[int, int], None]
 
@@ -72,21 +69,14 @@ class TraceSettings:
     Attributes:
         sampling: of the texts; the seed must be set, texts derive theirs from it.
         depth: how deep ranks go; ``None``: all heads, and 4 where a drafter has no limit.
-        widths: children a node of the candidate tree, by depth; empty: no candidates.
+        envelope: whose codes are traced, for trees that are grown step by step; empty: none.
         is_coupled: rank children with the noise of sampling, as the engine does.
     """
 
     sampling: SamplingParams
     depth: int | None = None
-    widths: tuple[int, ...] = ()
+    envelope: Topology = field(default_factory=lambda: Topology(()))
     is_coupled: bool = True
-
-
-class _FillingDrafter(Protocol):
-    """A drafter with trained modules."""
-
-    def fill(self, requests: Sequence[DraftRequest], picker: Picker) -> list[Tensor]:
-        """Tokens of one tree a request, chosen by the picker."""
 
 
 def collect_trace(
@@ -143,36 +133,19 @@ def trace_depth(drafter: Drafter, settings: TraceSettings) -> int:
 
     Raises:
         InputError: it proposes nothing, or is not that deep.
+        TopologyError: it cannot grow trees in the envelope.
     """
     if isinstance(drafter, EmptyDrafter):
         raise InputError("drafter is none, which proposes nothing to trace; name heads or lookup")
     limit = drafter.max_depth
     depth = settings.depth or limit or 4
-    for name, value in (("depth", depth), ("candidates", len(settings.widths))):
-        if limit is not None and value > limit:
-            raise InputError(f"{name} goes to depth {value}; the {drafter.name} drafter to {limit}")
-    if isinstance(drafter, PromptLookupDrafter):
-        if settings.widths:
-            raise InputError("lookup has no probabilities; leave out the candidates")
-        return depth
-    if not hasattr(drafter, "fill"):
+    if limit is not None and depth > limit:
+        raise InputError(f"depth goes to depth {depth}; the {drafter.name} drafter to {limit}")
+    if settings.envelope.num_nodes:
+        check_depth(drafter, GrowthPlan.whole(settings.envelope))
+    if not isinstance(drafter, PromptLookupDrafter) and not hasattr(drafter, "fill"):
         raise InputError(f"the drafter {drafter.name} has no heads, so it cannot be traced")
-    if math.prod(settings.widths) > MAX_NODES:
-        raise InputError(
-            f"candidates is {','.join(map(str, settings.widths))}, more than {MAX_NODES} nodes"
-        )
-    check_depth(drafter, candidate_topology(settings.widths))
     return depth
-
-
-def candidate_topology(widths: Sequence[int]) -> Topology:
-    """The tree in which every node of depth d has the first ``widths[d]`` children."""
-    paths = [
-        path
-        for depth in range(1, len(widths) + 1)
-        for path in product(*(range(width) for width in widths[:depth]))
-    ]
-    return Topology.from_paths(paths)
 
 
 def trace_group(
@@ -258,14 +231,14 @@ class _Columns:
 
     ranks: npt.NDArray[np.uint8]
     chain: npt.NDArray[np.float16]
-    candidates: npt.NDArray[np.float16]
+    codes: npt.NDArray[np.uint8]
 
     @classmethod
-    def empty(cls, size: int, depth: int, num_candidates: int) -> "_Columns":
+    def empty(cls, size: int, depth: int, num_nodes: int) -> "_Columns":
         return cls(
             np.full((size, depth), MISS, dtype=np.uint8),
             np.full((size, depth), np.nan, dtype=np.float16),
-            np.full((size, num_candidates), np.nan, dtype=np.float16),
+            np.full((size, num_nodes), UNSCORED, dtype=np.uint8),
         )
 
 
@@ -323,8 +296,9 @@ def _trace_heads(
     drafter: Any, texts: Sequence[_Text], settings: TraceSettings, depth: int, vocab_size: int
 ) -> list[_Columns]:
     """Lead a drafter with trained modules along all texts at once."""
-    tree = candidate_topology(settings.widths)
-    columns = [_Columns.empty(len(t.tokens), depth, tree.num_nodes) for t in texts]
+    envelope = settings.envelope
+    columns = [_Columns.empty(len(t.tokens), depth, envelope.num_nodes) for t in texts]
+    whole = GrowthPlan.whole(envelope) if envelope.num_nodes else None
     states = [
         drafter.prefill(t.prompt, t.hidden[: len(t.prompt)], t.tokens[0]) if t.num_roots else None
         for t in texts
@@ -350,31 +324,18 @@ def _trace_heads(
         for at, i in enumerate(active):
             columns[i].ranks[position] = true.ranks[at]
             columns[i].chain[position] = np.exp(best.values[at])
-        if tree.num_nodes:
-            values = _candidate_values(drafter, requests, tree)
-            for at, i in enumerate(active):
-                columns[i].candidates[position] = values[at]
+        if whole is not None:
+            grown = drafter.grow(
+                [GrowRequest(r.state, r.root, whole, r.coupling) for r in requests]
+            )
+            for i, tree in zip(active, grown, strict=True):
+                columns[i].codes[position] = tree.codes[1:]
         for i in active:
             text = texts[i]
             if position + 1 < text.num_roots:
                 token = text.tokens[position + 1]
                 drafter.commit(states[i], text.state_at(position + 1), [token])
     return columns
-
-
-def _candidate_values(
-    drafter: _FillingDrafter, requests: Sequence[DraftRequest], tree: Topology
-) -> npt.NDArray[np.float16]:
-    """``(B, C)`` log-probabilities of the candidate tree of each request, some at a time."""
-    rows = max(len(level.parents) for level in tree.levels)
-    size = max(1, _MAX_ROWS // rows)
-    parts = []
-    for first in range(0, len(requests), size):
-        wanted = [replace(request, plan=tree) for request in requests[first : first + size]]
-        picker = _WithLogProbs(len(wanted), tree.num_nodes)
-        drafter.fill(wanted, picker)
-        parts.append(picker.values)
-    return np.concatenate(parts)
 
 
 def _trace_lookup(drafter: PromptLookupDrafter, text: _Text, depth: int) -> _Columns:
@@ -449,7 +410,7 @@ def _as_trace(
         flat[:, 0].copy(),
         flat[:, 1].copy(),
         np.concatenate([c.chain for c in columns]),
-        np.concatenate([c.candidates for c in columns]),
+        np.concatenate([c.codes for c in columns]),
     )
 
 
@@ -458,6 +419,6 @@ def _of_same_facts(trace: Trace, facts: TraceFacts, file: Path) -> Trace:
         return trace
     other = next(k for k, value in facts.__dict__.items() if getattr(trace.facts, k) != value)
     raise TraceError(
-        f"{file} holds a trace with {other} = {getattr(trace.facts, other)!r}, not "
-        f"{getattr(facts, other)!r}; delete it or name another output"
+        f"{file} holds a trace with {other} = {getattr(trace.facts, other)!r:.80}, not "
+        f"{getattr(facts, other)!r:.80}; delete it or name another output"
     )

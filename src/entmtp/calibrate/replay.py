@@ -175,6 +175,9 @@ def replay_policy(
         scheduler: a fresh state is started for every text.
         cost: of a step. Every step counts with its whole tree; the engine cuts trees near the end
             of a text, where it saves a little more than is counted.
+
+    Raises:
+        TraceError: the policy grows trees.
     """
     lengths: dict[Topology, IntArray] = {}
     counts: list[Counts] = []
@@ -193,6 +196,8 @@ def replay_policy(
         while at < end:
             decision = scheduler.choose(state, tracker.signal)
             plan = decision.plan
+            if not isinstance(plan, Topology):
+                raise TraceError(f"policy {scheduler.policy} grows trees; only fixed ones replay")
             if plan not in lengths:
                 lengths[plan] = accepted_lengths(trace, plan)
             names.append(decision.name)

@@ -7,12 +7,22 @@ from pathlib import Path
 
 from entmtp.calibrate.collect import Progress, TracePrompt, TraceSettings, collect_trace
 from entmtp.calibrate.trace import Trace, TraceFacts
+from entmtp.drafters.base import Drafter
 from entmtp.engine import Engine
 from entmtp.errors import InputError, TraceError
 from entmtp.target.digest import model_digest
+from entmtp.topology import Topology, named_topologies
 from entmtp.workload import PromptRecord
 
-__all__ = ["encode_records", "trace_facts", "trace_file_name", "trace_prompts"]
+__all__ = [
+    "encode_records",
+    "trace_facts",
+    "trace_file_name",
+    "trace_prompts",
+    "usual_envelope",
+]
+
+_ENVELOPE = "envelope24"
 
 
 def encode_records(engine: Engine, records: Sequence[PromptRecord]) -> list[TracePrompt]:
@@ -69,7 +79,22 @@ def trace_facts(
         seed=sampling.seed or 0,
         depth=settings.depth or 0,
         is_coupled=settings.is_coupled and not sampling.is_greedy,
-        widths=settings.widths,
+        envelope=settings.envelope.paths,
+    )
+
+
+def usual_envelope(drafter: Drafter) -> Topology:
+    """The shipped envelope as far as a drafter reaches; the empty tree where it cannot grow any."""
+    if not hasattr(drafter, "grow"):
+        return Topology(())
+    depth, width = drafter.max_depth, drafter.max_width
+    paths = named_topologies()[_ENVELOPE].paths
+    return Topology(
+        tuple(
+            path
+            for path in paths
+            if (depth is None or len(path) <= depth) and (width is None or max(path) < width)
+        )
     )
 
 

@@ -1,7 +1,8 @@
 """The short form of a trace that a bank carries, so that it can be fitted again without a model.
 
-Kept are the ranks and the signals, in reduced precision; tokens and candidates are left out. A bank
-is always fitted to the short form, so that fitting it again gives the same bank.
+Kept are the ranks, the codes of the envelope and the signals, these in reduced precision; tokens
+are left out. A bank is always fitted to the short form, so that fitting it again gives the same
+bank.
 """
 
 import base64
@@ -25,6 +26,7 @@ _TYPES = {
     "entropy": "<f2",
     "p0": "<f2",
     "chain": "|u1",
+    "codes": "|u1",
 }
 _NO_CHAIN = 255  # of a drafter that has none; probabilities are in steps of 1/254
 
@@ -45,19 +47,21 @@ def pack_trace(trace: Trace) -> dict[str, Any]:
 
 
 def unpack_trace(document: Mapping[str, Any]) -> Trace:
-    """The trace of a JSON object; its tokens are zeros.
+    """The trace of a JSON object; its tokens are zeros, and there may be no codes.
 
     Raises:
         BankError: not such an object.
     """
     try:
+        document = {"codes": _pack(np.zeros(0, dtype=np.uint8)), **document}  # of older banks
+        facts = TraceFacts.from_json(document["facts"])
         arrays = {name: _unpack(document[name], kind) for name, kind in _TYPES.items()}
         depth = int(document["depth"])
         num_tokens = len(arrays["entropy"])
         chain = arrays["chain"].reshape(num_tokens, depth)
         probabilities = np.where(chain == _NO_CHAIN, np.nan, chain / np.float32(_NO_CHAIN - 1))
         return Trace(
-            facts=TraceFacts.from_json(document["facts"]),
+            facts=facts,
             ids=tuple(document["ids"]),
             tasks=tuple(document["tasks"]),
             tokens=np.zeros(num_tokens, dtype=np.int32),
@@ -67,7 +71,7 @@ def unpack_trace(document: Mapping[str, Any]) -> Trace:
             entropy=arrays["entropy"].astype(np.float32),
             p0=arrays["p0"].astype(np.float32),
             chain=probabilities.astype(np.float16),
-            candidates=np.zeros((num_tokens, 0), dtype=np.float16),
+            codes=arrays["codes"].reshape(num_tokens, len(facts.envelope)),
         )
     except (KeyError, TypeError, ValueError, zlib.error, binascii.Error) as error:
         raise BankError(f"trace: not the short form of a trace ({error!r})") from error

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,16 @@ from safetensors.numpy import save_file
 
 from entmtp.errors import TraceError
 from entmtp.files import replacing
+from entmtp.topology import Path
 
 __all__ = ["MISS", "Trace", "TraceFacts", "join_traces", "load_trace", "save_trace"]
 
-FORMAT, SCHEMA = "entmtp-trace", "1"
+FORMAT, SCHEMA = "entmtp-trace", "2"
 _KEY = "trace"
 MISS = 255
 """Rank of a token that is not among the first 255, is not a hot one, or lies beyond the text."""
 
-_ARRAYS = ("tokens", "offsets", "prompt_lengths", "ranks", "entropy", "p0", "chain", "candidates")
+_ARRAYS = ("tokens", "offsets", "prompt_lengths", "ranks", "entropy", "p0", "chain", "codes")
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class TraceFacts:
         seed: of the first prompt; the others derive theirs.
         depth: that was asked for; 0: as deep as the drafter goes, 4 where it has no limit.
         is_coupled: children were ranked with the noise of sampling.
-        widths: children a node of the candidate tree, by depth; empty without candidates.
+        envelope: paths of the tree whose codes are traced; empty without.
     """
 
     model: str
@@ -63,13 +64,14 @@ class TraceFacts:
     seed: int
     depth: int = 0
     is_coupled: bool = False
-    widths: tuple[int, ...] = ()
+    envelope: tuple[Path, ...] = ()
 
     @classmethod
     def from_json(cls, text: str) -> "TraceFacts":
-        """Read what :meth:`to_json` wrote."""
+        """Read what :meth:`to_json` wrote; banks hold facts from before there were envelopes."""
         fields = json.loads(text)
-        return cls(**fields | {"widths": tuple(fields["widths"])})
+        fields.pop("widths", None)
+        return cls(**fields | {"envelope": tuple(map(tuple, fields.get("envelope", ())))})
 
     def to_json(self) -> str:
         """Compact JSON, fields in order."""
@@ -96,8 +98,10 @@ class Trace:
         p0: float32 ``(T,)``, top-1 probability of the same.
         chain: float16 ``(T, K)``, top-1 probabilities along the drafter's own best chain; NaN for
             a drafter that has none.
-        candidates: float16 ``(T, C)`` log-probabilities of the nodes of the candidate tree given
-            their parents, in the order of its topology; C is 0 without.
+        codes: uint8 ``(T, E)`` of the log-probabilities of the nodes of the envelope given their
+            parents, before any noise, in the order of its topology; see
+            :data:`entmtp.growth.CODES_PER_NAT`. :data:`entmtp.growth.UNSCORED` at the last token
+            of a text. E is 0 without.
     """
 
     facts: TraceFacts
@@ -110,7 +114,7 @@ class Trace:
     entropy: npt.NDArray[np.float32]
     p0: npt.NDArray[np.float32]
     chain: npt.NDArray[np.float16]
-    candidates: npt.NDArray[np.float16]
+    codes: npt.NDArray[np.uint8]
 
     @property
     def num_texts(self) -> int:
@@ -143,7 +147,7 @@ class Trace:
             self.entropy[index],
             self.p0[index],
             self.chain[index],
-            self.candidates[index],
+            self.codes[index],
         )
 
     def halves(self) -> tuple["Trace", "Trace"]:
@@ -185,11 +189,11 @@ def join_traces(parts: Sequence[Trace]) -> Trace:
         np.concatenate([part.entropy for part in parts]),
         np.concatenate([part.p0 for part in parts]),
         np.concatenate([part.chain for part in parts]),
-        np.concatenate([part.candidates for part in parts]),
+        np.concatenate([part.codes for part in parts]),
     )
 
 
-def save_trace(trace: Trace, file: Path) -> None:
+def save_trace(trace: Trace, file: FilePath) -> None:
     """Write a trace, atomically, with a checksum over all that it holds."""
     arrays = {name: np.ascontiguousarray(getattr(trace, name)) for name in _ARRAYS}
     names = json.dumps({"ids": trace.ids, "tasks": trace.tasks}, separators=(",", ":"))
@@ -211,7 +215,7 @@ def save_trace(trace: Trace, file: Path) -> None:
         raise TraceError(f"{file}: cannot be written ({error})") from error
 
 
-def load_trace(file: Path) -> Trace:
+def load_trace(file: FilePath) -> Trace:
     """Read a trace.
 
     Raises:

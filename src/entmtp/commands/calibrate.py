@@ -94,6 +94,7 @@ def calibrate(
 
     from entmtp.calibrate.build import Calibrator
     from entmtp.calibrate.collect import TraceSettings
+    from entmtp.calibrate.session import usual_envelope
     from entmtp.loading.catalog import home
 
     work = output.with_name(f"{output.name}.work")
@@ -104,7 +105,7 @@ def calibrate(
     calibrator = Calibrator(
         engine,
         options["model"],
-        TraceSettings(sampling),
+        TraceSettings(sampling, envelope=usual_envelope(engine.drafter)),
         params,
         (home() / "traces", work),
         _show,

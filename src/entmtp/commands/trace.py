@@ -6,13 +6,7 @@ from typing import Any
 
 import click
 
-from entmtp.commands.options import (
-    integer_list,
-    load_engine,
-    model_options,
-    prompts_option,
-    read_records,
-)
+from entmtp.commands.options import load_engine, model_options, prompts_option, read_records
 from entmtp.params import SamplingParams
 
 __all__ = ["prompt_options", "show_progress", "trace"]
@@ -46,11 +40,12 @@ def show_progress(what: str, done: int, total: int) -> None:
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--depth", type=click.IntRange(1, 64), default=None, help="How deep ranks go.")
 @click.option(
-    "--candidates",
-    default=None,
-    callback=integer_list,
-    help="Also trace the log-probabilities of a tree with so many children by depth, such as "
-    "6,4,3,2.",
+    "--envelope",
+    default="none",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Also trace the probabilities of all nodes of this tree, for trees that are grown step by "
+    "step: envelope24, another shipped tree, or a JSON list of paths.",
 )
 @click.option(
     "--coupled/--uncoupled",
@@ -77,7 +72,9 @@ def trace(
         temperature=options.pop("temperature"),
         seed=options.pop("seed"),
     )
-    depth, widths = options.pop("depth"), options.pop("candidates")
+    from entmtp.topology import load_topology
+
+    depth, envelope = options.pop("depth"), load_topology(options.pop("envelope"))
     is_coupled = options.pop("coupled")
     records = read_records(workloads, limit)
     engine = load_engine(options)
@@ -89,7 +86,7 @@ def trace(
         engine,
         options["model"],
         records,
-        TraceSettings(sampling, depth, widths, is_coupled),
+        TraceSettings(sampling, depth, envelope, is_coupled),
         lambda done, total: show_progress("prompts", done, total),
         output=output,
     )

@@ -19,6 +19,7 @@ from entmtp.sampling import NoiseSource
 from entmtp.topology import Topology
 
 __all__ = [
+    "AnyRequest",
     "Coupling",
     "DraftPlan",
     "DraftRequest",
@@ -99,6 +100,10 @@ class GrowRequest:
     copy: Copy | None = None
 
 
+AnyRequest = DraftRequest | GrowRequest
+"""Of either kind."""
+
+
 @dataclass(frozen=True)
 class GrownTree:
     """What came of growing.
@@ -154,8 +159,11 @@ class Drafter(Protocol):
             root: the first emitted token.
         """
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Fill one tree a request; rows of one depth are evaluated together."""
+    def draft(self, requests: Sequence[AnyRequest]) -> list[DraftTree]:
+        """Fill or grow one tree a request; rows of one depth are evaluated together.
+
+        Only a :class:`GrowingDrafter` is asked to grow any; :func:`check_depth` sees to it.
+        """
 
     def commit(self, state: DrafterState, hidden: Tensor, tokens: Sequence[int]) -> None:
         """Take in the outcome of a step.
@@ -183,19 +191,25 @@ class GrowingDrafter(Drafter, Protocol):
         """Grow one tree a request; rows of one depth are evaluated together."""
 
 
-def check_depth(drafter: Drafter, topology: DraftPlan) -> None:
-    """Refuse a tree that a drafter cannot fill.
+def check_depth(drafter: Drafter, plan: DraftPlan) -> None:
+    """Refuse a tree that a drafter cannot fill or grow.
 
     Raises:
-        TopologyError: deeper than the heads, or a rank beyond their vocabulary.
+        TopologyError: deeper than the heads, a rank beyond their vocabulary, or grown by a drafter
+            without probabilities.
     """
-    if drafter.max_depth is not None and topology.max_depth > drafter.max_depth:
+    if isinstance(plan, GrowthPlan) and not hasattr(drafter, "grow"):
         raise TopologyError(
-            f"the tree is {topology.max_depth} deep, but the {drafter.name} drafter has "
+            f"the {drafter.name} drafter has no probabilities to grow trees by; use a fixed tree, "
+            "or draft with heads"
+        )
+    if drafter.max_depth is not None and plan.max_depth > drafter.max_depth:
+        raise TopologyError(
+            f"the tree is {plan.max_depth} deep, but the {drafter.name} drafter has "
             f"{drafter.max_depth} heads; use a tree of depth <= {drafter.max_depth}"
         )
-    if drafter.max_width is not None and topology.max_rank >= drafter.max_width:
+    if drafter.max_width is not None and plan.max_rank >= drafter.max_width:
         raise TopologyError(
-            f"the tree uses child rank {topology.max_rank}, but the {drafter.name} drafter ranks "
+            f"the tree uses child rank {plan.max_rank}, but the {drafter.name} drafter ranks "
             f"{drafter.max_width} tokens; use ranks below that"
         )

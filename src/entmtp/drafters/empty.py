@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from entmtp.drafters.base import DraftRequest, DraftTree
+from entmtp.drafters.base import AnyRequest, DraftTree
 from entmtp.topology import Topology
 
 __all__ = ["EmptyDrafter"]
@@ -27,6 +27,6 @@ class EmptyDrafter:
     def commit(self, state: None, hidden: Tensor, tokens: Sequence[int]) -> None:
         """Nothing to keep."""
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+    def draft(self, requests: Sequence[AnyRequest]) -> list[DraftTree]:
         """The root alone."""
         return [DraftTree(_EMPTY, torch.tensor([request.root])) for request in requests]

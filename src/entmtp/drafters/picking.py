@@ -1,6 +1,6 @@
 """How the children of scored rows are chosen: the best ones when drafting, others when tracing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entmtp.drafters.base import Coupling, DraftRequest
+from entmtp.drafters.base import AnyRequest, Coupling
 from entmtp.drafters.filling import set_children
 from entmtp.sampling import stable_top_k
 from entmtp.topology import Level
@@ -43,11 +43,45 @@ class LevelRows:
 
     depth: int
     indices: Sequence[int]
-    requests: Sequence[DraftRequest]
+    requests: Sequence[AnyRequest]
     trees: Sequence[Tensor]
     levels: Sequence[Level]
     counts: Sequence[int]
     parent_rows: Sequence[npt.NDArray[np.int64]]
+
+    @classmethod
+    def of(
+        cls,
+        depth: int,
+        levels: Mapping[int, Level],
+        requests: Sequence[AnyRequest],
+        trees: Sequence[Tensor],
+        *,
+        share_row: bool = False,
+    ) -> "LevelRows":
+        """The rows of one depth.
+
+        Args:
+            depth: of the parents.
+            levels: by index of the request.
+            requests: all of the batch.
+            trees: of all requests.
+            share_row: one row serves all nodes of a tree.
+        """
+        own = list(levels.values())
+        return LevelRows(
+            depth,
+            list(levels),
+            [requests[index] for index in levels],
+            [trees[index] for index in levels],
+            own,
+            [1 if share_row else len(level.parents) for level in own],
+            [np.zeros_like(level.ranks) if share_row else level.parent_rows for level in own],
+        )
+
+    def scored(self, scores: Tensor, hot_ids: Tensor) -> "ScoredRows":
+        """These rows with their scores; see :class:`ScoredRows`."""
+        return ScoredRows(**vars(self), scores=scores, hot_ids=hot_ids)
 
     @property
     def width(self) -> int:

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from entmtp.drafters.base import DraftRequest, DraftTree
+from entmtp.drafters.base import AnyRequest, DraftRequest, DraftTree
 from entmtp.topology import Topology
 
 __all__ = ["PromptLookupDrafter"]
@@ -58,9 +58,9 @@ class PromptLookupDrafter:
         state.tokens.extend(tokens)
         self._index(state)
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+    def draft(self, requests: Sequence[AnyRequest]) -> list[DraftTree]:
         """Fill what can be filled of each plan."""
-        return [self._draft_one(request.state, request.plan) for request in requests]
+        return [self._draft_one(request) for request in requests]
 
     def path_ranks(self, state: _State, path: Sequence[int], limit: int) -> list[int]:
         """Rank of each token of a path among the children proposed there; ``limit`` if it has none.
@@ -86,7 +86,10 @@ class PromptLookupDrafter:
                     state.followers.setdefault(gram, []).append(tokens[position])
         state.num_indexed = len(tokens)
 
-    def _draft_one(self, state: _State, plan: Topology) -> DraftTree:
+    def _draft_one(self, request: AnyRequest) -> DraftTree:
+        assert isinstance(request, DraftRequest)  # noqa: S101 - check_depth refuses the others
+        state: _State = request.state
+        plan = request.plan
         root = state.tokens[-1]
         tail = state.tokens[-self._ngrams.start :]
         filled: dict[tuple[int, ...], int] = {(): root}

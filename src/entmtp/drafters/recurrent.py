@@ -4,7 +4,7 @@ A row joins the feature of the row above with the embedding of the node's own to
 to the committed text and to its own path. Its feature scores the node's children.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from entmtp.drafters.base import DraftRequest, DraftTree
+from entmtp.drafters.base import AnyRequest, DraftRequest, DraftTree, GrownTree, GrowRequest
 from entmtp.drafters.block_state import BlockRows, BlockRunner, BlockState
-from entmtp.drafters.filling import active_at, root_tokens
+from entmtp.drafters.filling import FixedShapes, Shapes, open_depths, root_tokens
+from entmtp.drafters.growing import Growth, draft_trees
 from entmtp.drafters.heads import RecurrentModule
-from entmtp.drafters.picking import BestChildren, Picker, ScoredRows
+from entmtp.drafters.picking import LevelRows, Picker
 from entmtp.topology import Level
 
 __all__ = ["RecurrentDrafter"]
@@ -28,8 +29,7 @@ class _Branch:
     """One tree while it is being filled.
 
     Attributes:
-        index: of the request in its batch.
-        request: what is wanted.
+        state: of the sequence.
         tokens: ``(N,)``.
         length: rows in the cache before the tree.
         row_of: node -> its row behind ``length``, for the nodes that were evaluated.
@@ -37,8 +37,7 @@ class _Branch:
         parents: those nodes, in the same order.
     """
 
-    index: int
-    request: DraftRequest
+    state: BlockState
     tokens: Tensor
     length: int
     row_of: dict[int, int]
@@ -47,11 +46,11 @@ class _Branch:
 
 
 class RecurrentDrafter:
-    """Fills trees of any depth from a multi-token module.
+    """Fills and grows trees of any depth from a multi-token module.
 
-    Implements :class:`entmtp.drafters.base.Drafter`. The cache of a sequence holds one row for
-    every committed token but the first, made from the target's own hidden states; rows of a tree
-    are cut away again when it is filled.
+    Implements :class:`entmtp.drafters.base.GrowingDrafter`. The cache of a sequence holds one row
+    for every committed token but the first, made from the target's own hidden states; rows of a
+    tree are cut away again when it is filled.
     """
 
     name = "mtp"
@@ -97,39 +96,58 @@ class RecurrentDrafter:
         """Let the rows of the root and the accepted nodes wait."""
         state.waiting.append((hidden.clone(), self._ids(tokens)))
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Fill one tree a request, depth by depth."""
-        trees = self.fill(requests, BestChildren())
-        return [DraftTree(r.plan, tokens) for r, tokens in zip(requests, trees, strict=True)]
+    def draft(self, requests: Sequence[AnyRequest]) -> list[DraftTree]:
+        """Fill or grow one tree a request, depth by depth."""
+        return draft_trees(self, requests)
 
-    @torch.inference_mode()
     def fill(self, requests: Sequence[DraftRequest], picker: Picker) -> list[Tensor]:
         """Tokens ``(N,)`` of one tree a request, whose children the picker chooses."""
         trees = root_tokens(requests, self._embedding.device)
-        wanted = active_at(requests, 0)
-        self._runner.catch_up([requests[i].state for i in wanted])
-        branches = [_start(i, requests[i], trees[i]) for i in wanted]
-        try:
-            for depth in range(max((r.plan.max_depth for r in requests), default=0)):
-                active = [b for b in branches if b.request.plan.max_depth > depth]
-                if depth:
-                    self._evaluate(depth, active)
-                picker.pick(self._score_depth(depth, active))
-        finally:
-            for branch in branches:
-                branch.request.state.cache.truncate(branch.length)
+        self._walk(requests, trees, FixedShapes([r.plan for r in requests]), picker)
         return trees
 
-    def _evaluate(self, depth: int, branches: Sequence[_Branch]) -> None:
-        """Read the nodes of ``depth`` that have children."""
+    def grow(self, requests: Sequence[GrowRequest]) -> list[GrownTree]:
+        """One tree a request; only rows that are worth it are evaluated."""
+        growth = Growth(requests, self._embedding.device)
+        self._walk(requests, growth.trees, growth, growth)
+        return growth.results()
+
+    @torch.inference_mode()
+    def _walk(
+        self,
+        requests: Sequence[AnyRequest],
+        trees: Sequence[Tensor],
+        shapes: Shapes,
+        picker: Picker,
+    ) -> None:
+        """Evaluate what the shapes open, and let the picker set the children."""
+        branches: dict[int, _Branch] = {}
+        try:
+            for depth, levels in open_depths(shapes):
+                if depth:
+                    self._evaluate(depth, levels, branches)
+                else:
+                    self._runner.catch_up([requests[index].state for index in levels])
+                    branches = {i: _start(requests[i].state, trees[i]) for i in levels}
+                rows = LevelRows.of(depth, levels, requests, trees)
+                features = torch.cat([branches[index].features for index in levels])
+                picker.pick(rows.scored(self.module.logits(0, features), self.module.hot_ids))
+        finally:
+            for branch in branches.values():
+                branch.state.cache.truncate(branch.length)
+
+    def _evaluate(
+        self, depth: int, levels: Mapping[int, Level], branches: Mapping[int, _Branch]
+    ) -> None:
+        """Read the nodes of ``depth`` whose children are wanted."""
         rows = []
-        for branch in branches:
-            level = branch.request.plan.levels[depth]
+        for number, level in levels.items():
+            branch = branches[number]
             above = np.searchsorted(branch.parents, level.paths[:, -2])
             index = torch.from_numpy(level.parents).to(branch.tokens.device)
             rows.append(
                 BlockRows(
-                    branch.request.state,
+                    branch.state,
                     (
                         branch.features[torch.from_numpy(above).to(branch.features.device)],
                         branch.tokens[index],
@@ -138,34 +156,18 @@ class RecurrentDrafter:
                     _place(branch, level),
                 )
             )
-        for branch, features in zip(branches, self._runner.run(rows), strict=True):
-            branch.features = features
-            branch.parents = branch.request.plan.levels[depth].parents
-
-    def _score_depth(self, depth: int, branches: Sequence[_Branch]) -> ScoredRows:
-        """Score the children of the rows of all trees."""
-        levels = [branch.request.plan.levels[depth] for branch in branches]
-        features = torch.cat([branch.features for branch in branches])
-        return ScoredRows(
-            depth,
-            [branch.index for branch in branches],
-            [branch.request for branch in branches],
-            [branch.tokens for branch in branches],
-            levels,
-            [len(branch.features) for branch in branches],
-            [level.parent_rows for level in levels],
-            self.module.logits(0, features),
-            self.module.hot_ids,
-        )
+        read = self._runner.run(rows)
+        for (number, level), features in zip(levels.items(), read, strict=True):
+            branches[number].features = features
+            branches[number].parents = level.parents
 
     def _ids(self, tokens: Sequence[int]) -> Tensor:
         return torch.tensor(list(tokens), dtype=torch.int64, device=self._embedding.device)
 
 
-def _start(index: int, request: DraftRequest, tokens: Tensor) -> _Branch:
-    state: BlockState = request.state
+def _start(state: BlockState, tokens: Tensor) -> _Branch:
     root = np.zeros(1, dtype=np.int64)
-    return _Branch(index, request, tokens, state.cache.length, {}, state.feature, root)
+    return _Branch(state, tokens, state.cache.length, {}, state.feature, root)
 
 
 def _place(branch: _Branch, level: Level) -> npt.NDArray[np.bool_]:

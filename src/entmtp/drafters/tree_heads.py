@@ -1,18 +1,19 @@
 """Drafting with heads: one evaluation and one batched top-k a depth, for all sequences at once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from entmtp.drafters.base import DraftRequest, DraftTree
+from entmtp.drafters.base import AnyRequest, DraftRequest, DraftTree, GrownTree, GrowRequest
 from entmtp.drafters.block_state import BlockRunner, BlockState
-from entmtp.drafters.filling import active_at, root_tokens
+from entmtp.drafters.filling import FixedShapes, Shapes, open_depths, root_tokens
+from entmtp.drafters.growing import Growth, draft_trees
 from entmtp.drafters.heads import HydraHeads, MedusaHeads, PrefixLayer
-from entmtp.drafters.picking import BestChildren, Picker, ScoredRows
+from entmtp.drafters.picking import LevelRows, Picker
+from entmtp.topology import Level
 
 __all__ = ["HeadsDrafter"]
 
@@ -31,12 +32,12 @@ class _State:
 
 
 class HeadsDrafter:
-    """Fills trees from Medusa, Hydra or Hydra++ heads.
+    """Fills and grows trees from Medusa, Hydra or Hydra++ heads.
 
-    Implements :class:`entmtp.drafters.base.Drafter`. Heads deeper than the deepest plan of the
-    batch are not run. Any prefix-closed tree is filled rightly: a row is evaluated for each node
-    that has children, whatever its rank. The prefix layer of Hydra++ reads the hidden states of
-    committed tokens alone, so its cache knows nothing of draft trees.
+    Implements :class:`entmtp.drafters.base.GrowingDrafter`. Heads deeper than the deepest tree of
+    the batch are not run. Any prefix-closed tree is filled rightly: a row is evaluated for each
+    node that has children, whatever its rank. The prefix layer of Hydra++ reads the hidden states
+    of committed tokens alone, so its cache knows nothing of draft trees.
     """
 
     def __init__(
@@ -93,66 +94,61 @@ class HeadsDrafter:
         if state.prefix is not None:
             state.prefix.waiting.append((hidden.clone(),))
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Fill one tree a request, depth by depth."""
-        trees = self.fill(requests, BestChildren())
-        return [DraftTree(r.plan, tokens) for r, tokens in zip(requests, trees, strict=True)]
+    def draft(self, requests: Sequence[AnyRequest]) -> list[DraftTree]:
+        """Fill or grow one tree a request, depth by depth."""
+        return draft_trees(self, requests)
 
-    @torch.inference_mode()
     def fill(self, requests: Sequence[DraftRequest], picker: Picker) -> list[Tensor]:
         """Tokens ``(N,)`` of one tree a request, whose children the picker chooses."""
         trees = root_tokens(requests, self._embedding.device)
-        base = self._base_features(requests)
-        for depth in range(max((r.plan.max_depth for r in requests), default=0)):
-            active = active_at(requests, depth)
-            picker.pick(
-                self._score_depth(
-                    depth,
-                    active,
-                    [requests[i] for i in active],
-                    [trees[i] for i in active],
-                    [base[i] for i in active],
-                )
-            )
+        self._walk(requests, trees, FixedShapes([r.plan for r in requests]), picker)
         return trees
 
-    def _base_features(self, requests: Sequence[DraftRequest]) -> list[Tensor]:
-        """``(1, H)`` of each request: h_t, or s_t of the prefix layer for trees with nodes."""
-        if self._prefix is None:
-            return [r.state.hidden for r in requests]
-        self._prefix.catch_up([r.state.prefix for r in requests if r.plan.num_nodes])
-        return [r.state.prefix.feature for r in requests]
+    def grow(self, requests: Sequence[GrowRequest]) -> list[GrownTree]:
+        """One tree a request; only rows that are worth it are evaluated."""
+        growth = Growth(requests, self._embedding.device)
+        self._walk(requests, growth.trees, growth, growth)
+        return growth.results()
 
-    def _score_depth(
+    @torch.inference_mode()
+    def _walk(
         self,
-        depth: int,
-        indices: Sequence[int],
-        requests: Sequence[DraftRequest],
+        requests: Sequence[AnyRequest],
         trees: Sequence[Tensor],
-        base: Sequence[Tensor],
-    ) -> ScoredRows:
-        """Evaluate head ``depth`` on the rows of all trees."""
-        levels = [r.plan.levels[depth] for r in requests]
+        shapes: Shapes,
+        picker: Picker,
+    ) -> None:
+        """Evaluate what the shapes open, and let the picker set the children."""
+        base: dict[int, Tensor] = {}
+        for depth, levels in open_depths(shapes):
+            base = base or self._base_features(requests, levels)
+            rows = LevelRows.of(depth, levels, requests, trees, share_row=not self._reads_tokens)
+            scores = self._scores(rows, [base[index] for index in levels])
+            picker.pick(rows.scored(scores, self.heads.hot_ids))
+
+    def _base_features(
+        self, requests: Sequence[AnyRequest], levels: Mapping[int, Level]
+    ) -> dict[int, Tensor]:
+        """``(1, H)`` of each request that is open: h_t, or s_t of the prefix layer."""
+        if self._prefix is None:
+            return {index: requests[index].state.hidden for index in levels}
+        self._prefix.catch_up([requests[index].state.prefix for index in levels])
+        return {index: requests[index].state.prefix.feature for index in levels}
+
+    def _scores(self, rows: LevelRows, base: Sequence[Tensor]) -> Tensor:
+        """``(R, hot)``: evaluate the head of a depth on the rows of all trees."""
         if self._reads_tokens:
-            counts = [len(level.parents) for level in levels]
-            parent_rows = [level.parent_rows for level in levels]
-            hidden = torch.cat([h.expand(n, -1) for h, n in zip(base, counts, strict=True)])
+            hidden = torch.cat([h.expand(n, -1) for h, n in zip(base, rows.counts, strict=True)])
             above = torch.cat(
                 [
                     tokens[torch.from_numpy(level.paths).to(tokens.device)]
-                    for tokens, level in zip(trees, levels, strict=True)
+                    for tokens, level in zip(rows.trees, rows.levels, strict=True)
                 ]
             )
             embedded = functional.embedding(above, self._embedding)
-        else:  # a head sees h_t alone: one row serves every node of its depth
-            counts = [1] * len(levels)
-            parent_rows = [np.zeros_like(level.ranks) for level in levels]
-            hidden = torch.cat(list(base))
-            embedded = hidden
-        scores = self.heads.logits(depth, self.heads.features(depth, hidden, embedded))
-        return ScoredRows(
-            depth, indices, requests, trees, levels, counts, parent_rows, scores, self.heads.hot_ids
-        )
+        else:  # a head sees h_t alone
+            hidden = embedded = torch.cat(list(base))
+        return self.heads.logits(rows.depth, self.heads.features(rows.depth, hidden, embedded))
 
 
 def _prefix_runner(prefix: PrefixLayer, embedding: Tensor) -> BlockRunner:

@@ -11,11 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from entmtp.drafters.base import Drafter, DraftRequest, DraftTree, check_depth
+from entmtp.drafters.base import (
+    AnyRequest,
+    Drafter,
+    DraftRequest,
+    DraftTree,
+    GrowRequest,
+    check_depth,
+)
 from entmtp.engine.results import GenerationResult, Request, StepTimes, StreamChunk
 from entmtp.engine.sequence import ActiveSequence
 from entmtp.engine.text import OutputText
 from entmtp.errors import InputError, NumericalError
+from entmtp.growth import GrowthPlan
 from entmtp.params import SamplingParams, TypicalParams
 from entmtp.sampling import derive_seed, draw_seed, entropy_and_top1
 from entmtp.scheduler import TopologyScheduler
@@ -290,11 +298,14 @@ class Engine:
             )
             self._running.append(sequence)
 
-    def _choose_plan(self, sequence: ActiveSequence) -> DraftRequest:
+    def _choose_plan(self, sequence: ActiveSequence) -> AnyRequest:
         sequence.choose_plan()
-        check_depth(self.drafter, sequence.plan)
+        plan, state = sequence.plan, sequence.drafter_state
+        check_depth(self.drafter, plan)
         coupling = sequence.coupling if self.couples_drafts else None
-        return DraftRequest(sequence.drafter_state, sequence.root, sequence.plan, coupling)
+        if isinstance(plan, GrowthPlan):
+            return GrowRequest(state, sequence.root, plan, coupling)
+        return DraftRequest(state, sequence.root, plan, coupling)
 
     def _now(self) -> float:
         """Seconds; where someone takes times of a GPU, once it has caught up."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from entmtp.drafters.base import Coupling, Drafter, DrafterState
+from entmtp.drafters.base import Coupling, Drafter, DrafterState, DraftPlan
 from entmtp.engine.results import GenerationResult, Request
 from entmtp.engine.text import OutputText
 from entmtp.metrics import DecodeStats, StepRecord
@@ -40,7 +40,7 @@ class ActiveSequence:
         self.seed = draw_seed() if request.sampling.seed is None else request.sampling.seed
         self._noise = NoiseSource(self.seed, vocab_size)
         self.drafter_state: DrafterState = None
-        self.plan = Topology(())
+        self.plan: DraftPlan = Topology(())
         self._prompt_hidden: list[Tensor] = []
         self._tracker = SignalTracker()
         self._scheduler_state = scheduler.start()

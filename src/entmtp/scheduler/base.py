@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from entmtp.drafters.base import DraftPlan
 from entmtp.scheduler.signals import Signal
-from entmtp.topology import Topology
 
 __all__ = ["SchedulerDecision", "SchedulerState", "TopologyScheduler"]
 
@@ -18,12 +18,12 @@ class SchedulerDecision:
 
     Attributes:
         name: of the bank entry.
-        plan: its topology.
+        plan: its topology, or how to grow one.
         bin: which interval of the signal it was; 0 where a policy has none.
     """
 
     name: str
-    plan: Topology
+    plan: DraftPlan
     bin: int = 0
 
 

@@ -1,0 +1,111 @@
+"""What drafters that grow trees have in common: depth by depth, what is opened and what is read."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from entmtp.drafters.base import (
+    AnyRequest,
+    DraftRequest,
+    DraftTree,
+    GrownTree,
+    GrowRequest,
+)
+from entmtp.drafters.picking import BestChildren, Picker, ScoredRows, set_best_children
+from entmtp.growth import CODES_PER_NAT, NUM_CODES, UNSCORED, Grower
+from entmtp.topology import Level
+
+__all__ = ["Growth", "draft_trees", "probability_codes"]
+
+
+class _TreeMaker(Protocol):
+    """A drafter that fills trees and grows them."""
+
+    def fill(self, requests: Sequence[DraftRequest], picker: Picker) -> list[Tensor]:
+        """Tokens of one tree a request, chosen by the picker."""
+
+    def grow(self, requests: Sequence[GrowRequest]) -> list[GrownTree]:
+        """One tree a request."""
+
+
+def draft_trees(drafter: _TreeMaker, requests: Sequence[AnyRequest]) -> list[DraftTree]:
+    """Fill the trees that have a shape and grow the others; in the order of the requests."""
+    fixed = [request for request in requests if isinstance(request, DraftRequest)]
+    growing = [request for request in requests if isinstance(request, GrowRequest)]
+    tokens = iter(drafter.fill(fixed, BestChildren()) if fixed else ())
+    grown = iter(drafter.grow(growing) if growing else ())
+    return [
+        DraftTree(request.plan, next(tokens))
+        if isinstance(request, DraftRequest)
+        else next(grown).tree
+        for request in requests
+    ]
+
+
+def probability_codes(scores: Tensor, columns: Tensor) -> Tensor:
+    """Codes of log-probabilities; see :data:`entmtp.growth.CODES_PER_NAT`.
+
+    Args:
+        scores: ``(R, hot)``, of which the probabilities are the softmax.
+        columns: int64 ``(R, width)`` of the scores that are wanted.
+
+    Returns:
+        uint8 ``(R, width)``, on the CPU.
+    """
+    scores = scores.to(torch.float32)
+    below = torch.logsumexp(scores, dim=1, keepdim=True) - scores.gather(1, columns)
+    codes = torch.floor(below * CODES_PER_NAT).nan_to_num(nan=NUM_CODES - 1)
+    return codes.clamp(0, NUM_CODES - 1).to(torch.uint8).cpu()
+
+
+class Growth:
+    """The trees of a batch while they grow.
+
+    For the loop of a drafter it is what a static batch has in
+    :class:`entmtp.drafters.filling.FixedShapes` and a picker: it says which rows to evaluate, and
+    takes their scores.
+    """
+
+    takes_best = False  # it reads the scores
+
+    def __init__(self, requests: Sequence[GrowRequest], device: torch.device) -> None:
+        """Start with bare roots; tokens lie on the device."""
+        self._plans = [request.plan for request in requests]
+        self._growers = [Grower(plan) for plan in self._plans]
+        sizes = [plan.rule.envelope.num_rows for plan in self._plans]
+        self._codes = [np.full(size, UNSCORED, dtype=np.uint8) for size in sizes]
+        self.trees = [
+            torch.full((size,), request.root, dtype=torch.int64, device=device)
+            for size, request in zip(sizes, requests, strict=True)
+        ]
+        """int64 ``(E + 1,)`` tokens of each envelope."""
+
+    def open(self, depth: int) -> dict[int, Level]:
+        """The rows that are worth it, each with all its children in the envelope."""
+        levels: dict[int, Level] = {}
+        for index, (plan, grower) in enumerate(zip(self._plans, self._growers, strict=True)):
+            if rows := grower.open_rows(depth):
+                levels[index] = plan.rule.envelope.levels[depth].restrict(rows)
+        return levels
+
+    def pick(self, rows: ScoredRows) -> None:
+        """Set the best children and value them."""
+        codes = probability_codes(rows.scores, set_best_children(rows))
+        parts = torch.split(codes, list(rows.counts))
+        for at, index in enumerate(rows.indices):
+            level = rows.levels[at]
+            own = parts[at].numpy()[rows.parent_rows[at], level.ranks]
+            self._codes[index][level.children] = own
+            self._growers[index].take(level.children.tolist(), own.tolist())
+
+    def results(self) -> list[GrownTree]:
+        """What has grown, in the order of the requests."""
+        return [
+            GrownTree(plan, tokens, codes, grower.keep())
+            for plan, tokens, codes, grower in zip(
+                self._plans, self.trees, self._codes, self._growers, strict=True
+            )
+        ]
