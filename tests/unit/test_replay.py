@@ -105,7 +105,7 @@ def test_a_policy_sees_the_signals_of_its_own_steps() -> None:
         tracker.start(float(trace.entropy[at]), float(trace.p0[at]))
         names.append([])
         while at < end:
-            expected.append(tracker.signal)
+            expected.append(tracker.signal())
             number = rng.randrange(5)
             names[-1].append(f"tree{number}")
             accepted = kept(trace, at, trees[number])

@@ -65,7 +65,7 @@ def track(values: Values, decay: float = 0.8) -> Signal:
     tracker.start(*values[0][:2])
     for entropy, p0, accepted in values[1:]:
         tracker.step(entropy, p0, accepted)
-    return tracker.signal
+    return tracker.signal()
 
 
 @given(OBSERVED, st.sampled_from([0.0, 0.5, 0.8, 0.99]))

@@ -18,15 +18,24 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from entmtp.calibrate.copied import TextCopies, node_on_copy
 from entmtp.calibrate.trace import (
     MISS,
+    NO_COPY,
     Trace,
     TraceFacts,
     join_traces,
     load_trace,
     save_trace,
 )
-from entmtp.drafters.base import Coupling, Drafter, DraftRequest, GrowRequest, check_depth
+from entmtp.drafters.base import (
+    Coupling,
+    Drafter,
+    DraftRequest,
+    GrownTree,
+    GrowRequest,
+    check_depth,
+)
 from entmtp.drafters.empty import EmptyDrafter
 from entmtp.drafters.picking import ScoredRows, coupled_scores, set_best_children
 from entmtp.drafters.prompt_lookup import PromptLookupDrafter
@@ -232,6 +241,9 @@ class _Columns:
     ranks: npt.NDArray[np.uint8]
     chain: npt.NDArray[np.float16]
     codes: npt.NDArray[np.uint8]
+    copy_match: npt.NDArray[np.uint8]
+    copy_hits: npt.NDArray[np.uint8]
+    copy_node: npt.NDArray[np.uint8]
 
     @classmethod
     def empty(cls, size: int, depth: int, num_nodes: int) -> "_Columns":
@@ -239,6 +251,9 @@ class _Columns:
             np.full((size, depth), MISS, dtype=np.uint8),
             np.full((size, depth), np.nan, dtype=np.float16),
             np.full((size, num_nodes), UNSCORED, dtype=np.uint8),
+            np.full(size, NO_COPY, dtype=np.uint8),
+            np.zeros(size, dtype=np.uint8),
+            np.zeros(size, dtype=np.uint8),
         )
 
 
@@ -299,6 +314,7 @@ def _trace_heads(
     envelope = settings.envelope
     columns = [_Columns.empty(len(t.tokens), depth, envelope.num_nodes) for t in texts]
     whole = GrowthPlan.whole(envelope) if envelope.num_nodes else None
+    copies = [TextCopies(t.prompt, t.tokens) for t in texts]
     states = [
         drafter.prefill(t.prompt, t.hidden[: len(t.prompt)], t.tokens[0]) if t.num_roots else None
         for t in texts
@@ -325,17 +341,24 @@ def _trace_heads(
             columns[i].ranks[position] = true.ranks[at]
             columns[i].chain[position] = np.exp(best.values[at])
         if whole is not None:
-            grown = drafter.grow(
-                [GrowRequest(r.state, r.root, whole, r.coupling) for r in requests]
-            )
-            for i, tree in zip(active, grown, strict=True):
+            growing = [GrowRequest(r.state, r.root, whole, r.coupling) for r in requests]
+            for i, tree in zip(active, drafter.grow(growing), strict=True):
                 columns[i].codes[position] = tree.codes[1:]
+                _note_copy(columns[i], position, copies[i], tree)
         for i in active:
             text = texts[i]
             if position + 1 < text.num_roots:
                 token = text.tokens[position + 1]
                 drafter.commit(states[i], text.state_at(position + 1), [token])
     return columns
+
+
+def _note_copy(columns: _Columns, position: int, copies: TextCopies, tree: GrownTree) -> None:
+    copy = copies.at(position)
+    if copy is not None:
+        columns.copy_match[position] = copy.match
+        columns.copy_hits[position] = copies.hits(position, copy)
+        columns.copy_node[position] = node_on_copy(tree.plan.rule.envelope, tree, copy)
 
 
 def _trace_lookup(drafter: PromptLookupDrafter, text: _Text, depth: int) -> _Columns:
@@ -410,7 +433,10 @@ def _as_trace(
         flat[:, 0].copy(),
         flat[:, 1].copy(),
         np.concatenate([c.chain for c in columns]),
-        np.concatenate([c.codes for c in columns]),
+        *(
+            np.concatenate([getattr(c, name) for c in columns])
+            for name in ("codes", "copy_match", "copy_hits", "copy_node")
+        ),
     )
 
 

@@ -15,18 +15,15 @@ import numpy.typing as npt
 
 from entmtp.calibrate.trace import MISS, Trace
 from entmtp.errors import TraceError
-from entmtp.scheduler import SignalTracker, TopologyScheduler
 from entmtp.topology import Topology
 
 __all__ = [
     "Counts",
-    "PolicyReplay",
     "Walk",
     "accepted_lengths",
     "clairvoyant_cost",
     "deepest_nodes",
     "headroom_share",
-    "replay_policy",
     "rollout_cost",
     "self_rollout",
     "text_counts",
@@ -138,81 +135,6 @@ def text_counts(trace: Trace, topology: Topology) -> list[Counts]:
     num_steps = np.bincount(texts, minlength=trace.num_texts)
     tokens = np.bincount(texts, weights=accepted[inner], minlength=trace.num_texts)
     return [Counts(int(t) + int(n), int(n)) for t, n in zip(tokens, num_steps, strict=True)]
-
-
-@dataclass(frozen=True)
-class PolicyReplay:
-    """What a policy did on the texts.
-
-    Attributes:
-        counts: one a text.
-        plans: names of the chosen plans, one list a text, last steps included.
-        cost_ms: time of all steps under the cost given; 0.0 without one.
-        num_tokens: tokens after the first, of all texts.
-    """
-
-    counts: tuple[Counts, ...]
-    plans: tuple[tuple[str, ...], ...]
-    cost_ms: float
-    num_tokens: int
-
-    @property
-    def total(self) -> Counts:
-        """Over all texts."""
-        return Counts(
-            sum(count.num_tokens for count in self.counts),
-            sum(count.num_steps for count in self.counts),
-        )
-
-
-def replay_policy(
-    trace: Trace, scheduler: TopologyScheduler, cost: Cost | None = None
-) -> PolicyReplay:
-    """Let a policy choose at every step, with the signals that it had when decoding.
-
-    Args:
-        trace: the texts.
-        scheduler: a fresh state is started for every text.
-        cost: of a step. Every step counts with its whole tree; the engine cuts trees near the end
-            of a text, where it saves a little more than is counted.
-
-    Raises:
-        TraceError: the policy grows trees.
-    """
-    lengths: dict[Topology, IntArray] = {}
-    counts: list[Counts] = []
-    plans: list[tuple[str, ...]] = []
-    total_ms = 0.0
-    for text in range(trace.num_texts):
-        state, tracker = scheduler.start(), SignalTracker()
-        at, end = int(trace.offsets[text]), int(trace.offsets[text + 1]) - 1
-        if at > end:
-            counts.append(Counts(0, 0))
-            plans.append(())
-            continue
-        tracker.start(float(trace.entropy[at]), float(trace.p0[at]))
-        names: list[str] = []
-        num_tokens = num_steps = 0
-        while at < end:
-            decision = scheduler.choose(state, tracker.signal)
-            plan = decision.plan
-            if not isinstance(plan, Topology):
-                raise TraceError(f"policy {scheduler.policy} grows trees; only fixed ones replay")
-            if plan not in lengths:
-                lengths[plan] = accepted_lengths(trace, plan)
-            names.append(decision.name)
-            if cost is not None:
-                total_ms += cost(plan)
-            accepted = int(lengths[plan][at])
-            at += accepted + 1
-            if at >= end:
-                break
-            num_tokens, num_steps = num_tokens + accepted + 1, num_steps + 1
-            tracker.step(float(trace.entropy[at]), float(trace.p0[at]), accepted)
-        counts.append(Counts(num_tokens, num_steps))
-        plans.append(tuple(names))
-    emitted = sum(max(int(n) - 1, 0) for n in np.diff(trace.offsets))
-    return PolicyReplay(tuple(counts), tuple(plans), total_ms, emitted)
 
 
 def rollout_cost(trace: Trace, topology: Topology, cost: Cost) -> float:

@@ -1,8 +1,8 @@
 """The short form of a trace that a bank carries, so that it can be fitted again without a model.
 
-Kept are the ranks, the codes of the envelope and the signals, these in reduced precision; tokens
-are left out. A bank is always fitted to the short form, so that fitting it again gives the same
-bank.
+Kept are the ranks, the codes of the envelope, the copies and the signals, these in reduced precision;
+tokens are left out. A bank is always fitted to the short form, so that fitting it again gives the
+same bank.
 """
 
 import base64
@@ -27,6 +27,9 @@ _TYPES = {
     "p0": "<f2",
     "chain": "|u1",
     "codes": "|u1",
+    "copy_match": "|u1",
+    "copy_hits": "|u1",
+    "copy_node": "|u1",
 }
 _NO_CHAIN = 255  # of a drafter that has none; probabilities are in steps of 1/254
 
@@ -47,13 +50,12 @@ def pack_trace(trace: Trace) -> dict[str, Any]:
 
 
 def unpack_trace(document: Mapping[str, Any]) -> Trace:
-    """The trace of a JSON object; its tokens are zeros, and there may be no codes.
+    """The trace of a JSON object; its tokens are zeros.
 
     Raises:
         BankError: not such an object.
     """
     try:
-        document = {"codes": _pack(np.zeros(0, dtype=np.uint8)), **document}  # of older banks
         facts = TraceFacts.from_json(document["facts"])
         arrays = {name: _unpack(document[name], kind) for name, kind in _TYPES.items()}
         depth = int(document["depth"])
@@ -72,6 +74,9 @@ def unpack_trace(document: Mapping[str, Any]) -> Trace:
             p0=arrays["p0"].astype(np.float32),
             chain=probabilities.astype(np.float16),
             codes=arrays["codes"].reshape(num_tokens, len(facts.envelope)),
+            copy_match=arrays["copy_match"],
+            copy_hits=arrays["copy_hits"],
+            copy_node=arrays["copy_node"],
         )
     except (KeyError, TypeError, ValueError, zlib.error, binascii.Error) as error:
         raise BankError(f"trace: not the short form of a trace ({error!r})") from error

@@ -22,14 +22,29 @@ from entmtp.errors import TraceError
 from entmtp.files import replacing
 from entmtp.topology import Path
 
-__all__ = ["MISS", "Trace", "TraceFacts", "join_traces", "load_trace", "save_trace"]
+__all__ = ["MISS", "NO_COPY", "Trace", "TraceFacts", "join_traces", "load_trace", "save_trace"]
 
 FORMAT, SCHEMA = "entmtp-trace", "2"
 _KEY = "trace"
 MISS = 255
 """Rank of a token that is not among the first 255, is not a hot one, or lies beyond the text."""
 
-_ARRAYS = ("tokens", "offsets", "prompt_lengths", "ranks", "entropy", "p0", "chain", "codes")
+NO_COPY = 255
+"""Class of a match where no token of the end of the text occurred before."""
+
+_ARRAYS = (
+    "tokens",
+    "offsets",
+    "prompt_lengths",
+    "ranks",
+    "entropy",
+    "p0",
+    "chain",
+    "codes",
+    "copy_match",
+    "copy_hits",
+    "copy_node",
+)
 
 
 @dataclass(frozen=True)
@@ -68,10 +83,9 @@ class TraceFacts:
 
     @classmethod
     def from_json(cls, text: str) -> "TraceFacts":
-        """Read what :meth:`to_json` wrote; banks hold facts from before there were envelopes."""
+        """Read what :meth:`to_json` wrote."""
         fields = json.loads(text)
-        fields.pop("widths", None)
-        return cls(**fields | {"envelope": tuple(map(tuple, fields.get("envelope", ())))})
+        return cls(**fields | {"envelope": tuple(map(tuple, fields["envelope"]))})
 
     def to_json(self) -> str:
         """Compact JSON, fields in order."""
@@ -102,6 +116,10 @@ class Trace:
             parents, before any noise, in the order of its topology; see
             :data:`entmtp.growth.CODES_PER_NAT`. :data:`entmtp.growth.UNSCORED` at the last token
             of a text. E is 0 without.
+        copy_match: uint8 ``(T,)`` class of the match of the copy behind each token, see
+            :mod:`entmtp.drafters.copying`, or :data:`NO_COPY`.
+        copy_hits: uint8 ``(T,)`` how many of its :data:`entmtp.growth.MAX_COPY` tokens are right.
+        copy_node: uint8 ``(T,)`` deepest node of the envelope on the copy's path; 0 is the root.
     """
 
     facts: TraceFacts
@@ -115,6 +133,9 @@ class Trace:
     p0: npt.NDArray[np.float32]
     chain: npt.NDArray[np.float16]
     codes: npt.NDArray[np.uint8]
+    copy_match: npt.NDArray[np.uint8]
+    copy_hits: npt.NDArray[np.uint8]
+    copy_node: npt.NDArray[np.uint8]
 
     @property
     def num_texts(self) -> int:
@@ -148,6 +169,9 @@ class Trace:
             self.p0[index],
             self.chain[index],
             self.codes[index],
+            self.copy_match[index],
+            self.copy_hits[index],
+            self.copy_node[index],
         )
 
     def halves(self) -> tuple["Trace", "Trace"]:
@@ -189,7 +213,10 @@ def join_traces(parts: Sequence[Trace]) -> Trace:
         np.concatenate([part.entropy for part in parts]),
         np.concatenate([part.p0 for part in parts]),
         np.concatenate([part.chain for part in parts]),
-        np.concatenate([part.codes for part in parts]),
+        *(
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("codes", "copy_match", "copy_hits", "copy_node")
+        ),
     )
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "GrownTree",
     "bare_tree",
     "check_depth",
+    "first_tokens",
 ]
 
 DrafterState = Any
@@ -175,13 +176,18 @@ class Drafter(Protocol):
         """
 
 
+def first_tokens(request: GrowRequest) -> list[int]:
+    """Tokens of an envelope before anything is scored, and those of the copy behind them."""
+    copied = request.copy.tokens if request.copy is not None else ()
+    return [request.root] * request.plan.rule.envelope.num_rows + list(copied)
+
+
 def bare_tree(request: GrowRequest, grower: Grower) -> GrownTree:
     """What comes of a request of whose tree nothing was scored: a copy at most."""
-    size = request.plan.rule.envelope.num_rows
     kept, attach = grower.keep()
-    tokens = [request.root] * size + list(request.copy.tokens if request.copy else ())
-    codes = np.full(size, UNSCORED, dtype=np.uint8)
-    return GrownTree(request.plan, torch.tensor(tokens, dtype=torch.int64), codes, kept, attach)
+    tokens = torch.tensor(first_tokens(request), dtype=torch.int64)
+    codes = np.full(request.plan.rule.envelope.num_rows, UNSCORED, dtype=np.uint8)
+    return GrownTree(request.plan, tokens, codes, kept, attach)
 
 
 class GrowingDrafter(Drafter, Protocol):

@@ -13,6 +13,7 @@ from entmtp.drafters.base import (
     DraftTree,
     GrownTree,
     GrowRequest,
+    first_tokens,
 )
 from entmtp.drafters.picking import BestChildren, Picker, ScoredRows, set_best_children
 from entmtp.growth import CODES_PER_NAT, NUM_CODES, UNSCORED, Grower
@@ -74,14 +75,14 @@ class Growth:
     def __init__(self, requests: Sequence[GrowRequest], device: torch.device) -> None:
         """Start with bare roots; tokens lie on the device."""
         self._plans = [request.plan for request in requests]
-        self._growers = [Grower(plan) for plan in self._plans]
+        self._growers = [Grower(request.plan, request.copy) for request in requests]
         sizes = [plan.rule.envelope.num_rows for plan in self._plans]
         self._codes = [np.full(size, UNSCORED, dtype=np.uint8) for size in sizes]
         self.trees = [
-            torch.full((size,), request.root, dtype=torch.int64, device=device)
-            for size, request in zip(sizes, requests, strict=True)
+            torch.tensor(first_tokens(request), dtype=torch.int64, device=device)
+            for request in requests
         ]
-        """int64 ``(E + 1,)`` tokens of each envelope."""
+        """int64 ``(E + 1 + m,)`` tokens of each envelope and its copy."""
 
     def open(self, depth: int) -> dict[int, Level]:
         """The rows that are worth it, each with all its children in the envelope."""
@@ -99,12 +100,14 @@ class Growth:
             level = rows.levels[at]
             own = parts[at].numpy()[rows.parent_rows[at], level.ranks]
             self._codes[index][level.children] = own
-            self._growers[index].take(level.children.tolist(), own.tolist())
+            children, grower = level.children.tolist(), self._growers[index]
+            copied = grower.copied(children, self.trees[index][children].tolist())
+            grower.take(children, own.tolist(), copied)
 
     def results(self) -> list[GrownTree]:
         """What has grown, in the order of the requests."""
         return [
-            GrownTree(plan, tokens, codes, grower.keep())
+            GrownTree(plan, tokens, codes, *grower.keep())
             for plan, tokens, codes, grower in zip(
                 self._plans, self.trees, self._codes, self._growers, strict=True
             )

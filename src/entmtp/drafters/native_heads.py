@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from entmtp.drafters.base import DraftRequest, DraftTree, GrownTree, GrowRequest
+from entmtp.drafters.base import AnyRequest, DraftRequest, DraftTree, GrownTree, GrowRequest
 from entmtp.drafters.filling import active_at, root_tokens
+from entmtp.drafters.growing import draft_trees
 from entmtp.drafters.heads import HeadsConfig
 from entmtp.drafters.native_rows import (
     CPU,
@@ -21,7 +22,7 @@ from entmtp.drafters.native_rows import (
     is_filled_in_core,
     tree_request,
 )
-from entmtp.drafters.picking import BestChildren, LevelRows, Picker, ScoredRows
+from entmtp.drafters.picking import LevelRows, Picker, ScoredRows
 from entmtp.kernels.drafts import NativeHeads
 from entmtp.kernels.growth import GrowthRoom, GrowthTask
 
@@ -101,10 +102,9 @@ class NativeHeadsDrafter:
         if state.prefix is not None:
             state.prefix.waiting.append(float_rows(hidden))
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Fill one tree a request, depth by depth."""
-        trees = self.fill(requests, BestChildren())
-        return [DraftTree(r.plan, tokens) for r, tokens in zip(requests, trees, strict=True)]
+    def draft(self, requests: Sequence[AnyRequest]) -> list[DraftTree]:
+        """Fill or grow one tree a request."""
+        return draft_trees(self, requests)
 
     def fill(self, requests: Sequence[DraftRequest], picker: Picker) -> list[Tensor]:
         """Tokens ``(N,)`` of one tree a request, whose children the picker chooses."""

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from entmtp.drafters.base import DraftRequest, DraftTree, GrownTree, GrowRequest
+from entmtp.drafters.base import AnyRequest, DraftRequest, DraftTree, GrownTree, GrowRequest
 from entmtp.drafters.filling import active_at, root_tokens
+from entmtp.drafters.growing import draft_trees
 from entmtp.drafters.native_rows import (
     CPU,
     FIRST_CAPACITY,
@@ -23,7 +24,7 @@ from entmtp.drafters.native_rows import (
     is_filled_in_core,
     tree_request,
 )
-from entmtp.drafters.picking import BestChildren, LevelRows, Picker, ScoredRows
+from entmtp.drafters.picking import LevelRows, Picker, ScoredRows
 from entmtp.kernels.core import NativeKVCache
 from entmtp.kernels.drafts import BlockPart, BlockText, NativeBlock
 from entmtp.kernels.growth import GrowthRoom, GrowthTask
@@ -107,10 +108,9 @@ class NativeRecurrentDrafter:
         """Let the rows of the root and the accepted nodes wait."""
         state.waiting.append((float_rows(hidden), np.array(tokens, dtype=np.int32)))
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Fill one tree a request, depth by depth."""
-        trees = self.fill(requests, BestChildren())
-        return [DraftTree(r.plan, tokens) for r, tokens in zip(requests, trees, strict=True)]
+    def draft(self, requests: Sequence[AnyRequest]) -> list[DraftTree]:
+        """Fill or grow one tree a request."""
+        return draft_trees(self, requests)
 
     def fill(self, requests: Sequence[DraftRequest], picker: Picker) -> list[Tensor]:
         """Tokens ``(N,)`` of one tree a request, whose children the picker chooses."""

@@ -243,7 +243,7 @@ class Engine:
         decoding = [s for s in self._running if s.is_prefilled]
         prefilling = [s for s in self._running if not s.is_prefilled]
         marks = [self._now()]
-        requests = [self._choose_plan(sequence) for sequence in decoding]
+        requests = [self._choose_plan(sequence, len(decoding)) for sequence in decoding]
         marks.append(self._now())
         trees = self.drafter.draft(requests) if requests else []
         marks.append(self._now())
@@ -298,13 +298,13 @@ class Engine:
             )
             self._running.append(sequence)
 
-    def _choose_plan(self, sequence: ActiveSequence) -> AnyRequest:
-        sequence.choose_plan()
+    def _choose_plan(self, sequence: ActiveSequence, batch: int) -> AnyRequest:
+        sequence.choose_plan(batch)
         plan, state = sequence.plan, sequence.drafter_state
         check_depth(self.drafter, plan)
         coupling = sequence.coupling if self.couples_drafts else None
         if isinstance(plan, GrowthPlan):
-            return GrowRequest(state, sequence.root, plan, coupling)
+            return GrowRequest(state, sequence.root, plan, coupling, sequence.find_copy(plan))
         return DraftRequest(state, sequence.root, plan, coupling)
 
     def _now(self) -> float:

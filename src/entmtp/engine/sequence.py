@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from entmtp.drafters.base import Coupling, Drafter, DrafterState, DraftPlan
+from entmtp.drafters.copying import CopyIndex
 from entmtp.engine.results import GenerationResult, Request
 from entmtp.engine.text import OutputText
+from entmtp.growth import Copy, GrowthPlan
 from entmtp.metrics import DecodeStats, StepRecord
 from entmtp.sampling import NoiseSource, choose_token, draw_seed, greedy_tokens
 from entmtp.scheduler import SchedulerDecision, SignalTracker, TopologyScheduler
@@ -43,6 +45,8 @@ class ActiveSequence:
         self.plan: DraftPlan = Topology(())
         self._prompt_hidden: list[Tensor] = []
         self._tracker = SignalTracker()
+        self._is_hit: bool | None = None
+        self._copies: CopyIndex | None = None
         self._scheduler_state = scheduler.start()
         self._decision = SchedulerDecision("none", self.plan)
         self._steps: list[StepRecord] = []
@@ -74,14 +78,25 @@ class ActiveSequence:
         """The newest emitted token, not yet in the cache."""
         return self.output.token_ids[-1]
 
-    def choose_plan(self) -> None:
-        """Ask the scheduler; cut the tree to what may still be emitted.
+    def choose_plan(self, batch: int) -> None:
+        """Ask the scheduler, for a step of ``batch`` sequences; cut to what may still be emitted.
 
         A step emits at most depth + 1 tokens, so no draft token lies beyond the token limit or
         the context window, and the sequence ends where plain decoding ends.
         """
-        self._decision = self.scheduler.choose(self._scheduler_state, self._tracker.signal)
+        signal = self._tracker.signal(self.cache.length, batch)
+        self._decision = self.scheduler.choose(self._scheduler_state, signal)
         self.plan = self._decision.plan.truncate(self.output.num_left - 1)
+
+    def find_copy(self, plan: GrowthPlan) -> Copy | None:
+        """What followed the newest words earlier in the text, where the plan can use it."""
+        if plan.rule.copies is None:
+            return None
+        prompt, generated = self.request.prompt, self.output.token_ids
+        if self._copies is None:
+            self._copies = CopyIndex(prompt)
+        self._copies.extend(generated[len(self._copies) - len(prompt) :])
+        return self._copies.find(min(plan.rule.copies.length, max(plan.depth, 1)))
 
     def next_chunk(self, size: int) -> tuple[int, ...]:
         """The next prompt tokens to prefill."""
@@ -123,23 +138,23 @@ class ActiveSequence:
             logits: ``(N, V)`` of the target.
             argmax: int64 ``(N,)`` of the logits, where the target gave it.
         """
-        sampling = self.request.sampling
-        if self.request.typical is not None:
-            return verify_typical(
-                topology,
-                draft_tokens.tolist(),
-                logits,
-                sampling.temperature,
-                self.request.typical,
-            )
+        drafted = draft_tokens.tolist()
+        verdict = self._verify(topology, drafted, logits, argmax)
+        has_best = topology.num_nodes > 0 and topology.paths[0] == (0,)
+        self._is_hit = drafted[1] == verdict.tokens[0] if has_best else None
+        return verdict
+
+    def _verify(
+        self, topology: Topology, drafted: list[int], logits: Tensor, argmax: Tensor | None
+    ) -> VerifyResult:
+        sampling, typical = self.request.sampling, self.request.typical
+        if typical is not None:
+            return verify_typical(topology, drafted, logits, sampling.temperature, typical)
         if not self.reads_logits:
-            chosen = greedy_tokens(logits) if argmax is None else argmax
-            drafted, targets = torch.stack((draft_tokens.to(chosen.device), chosen)).tolist()
+            targets = (greedy_tokens(logits) if argmax is None else argmax).tolist()
             return verify_exact(topology, drafted, lambda node, _: targets[node])
         return verify_exact(
-            topology,
-            draft_tokens.tolist(),
-            lambda node, emitted: self._choose(logits[node], emitted),
+            topology, drafted, lambda node, emitted: self._choose(logits[node], emitted)
         )
 
     def record_start(self, entropy: float, p0: float) -> None:
@@ -148,7 +163,7 @@ class ActiveSequence:
 
     def record_step(self, num_nodes: int, num_accepted: int, entropy: float, p0: float) -> None:
         """Log a step; take the signals of the distribution its bonus token was drawn from."""
-        before = self._tracker.signal
+        before = self._tracker.signal()
         self._steps.append(
             StepRecord(
                 topology=self._decision.name,
@@ -159,7 +174,7 @@ class ActiveSequence:
                 bin=self._decision.bin,
             )
         )
-        self._tracker.step(entropy, p0, num_accepted)
+        self._tracker.step(entropy, p0, num_accepted, self._is_hit)
         self._last = time.perf_counter()
 
     def result(self, backend: str, dtype: str, drafter: str) -> GenerationResult:

@@ -340,9 +340,7 @@ class NativeBlock:
         held = [tree_shape(task.plan.rule.envelope).num_held for task in tasks]
         given = self._texts(texts, held)
         _check(
-            self._model.lib.entmtp_block_grow(
-                self._model.pointer, given, room.for_core, len(texts)
-            )
+            self._model.lib.entmtp_block_grow(self._model.pointer, given, room.for_core, len(texts))
         )
 
     def _texts(self, texts: Sequence[BlockText], num_held: Sequence[int]) -> Any:

@@ -20,6 +20,12 @@ class Signal:
         entropy_ema: the same of ``entropy``.
         accepted_ema: the same of the number of accepted draft tokens; 0 before the first step.
         num_steps: steps made before this choice.
+        hit_ema: the same of whether the drafter's best first token was the target's, over the
+            steps whose tree held it; 0 before the first.
+        hit_weight: 1 less the share of ``hit_ema`` that is not known yet: 0 before the first such
+            step, and 1 after many.
+        context: committed tokens.
+        batch: sequences that decode in this step.
     """
 
     p0: float
@@ -28,6 +34,13 @@ class Signal:
     entropy_ema: float
     accepted_ema: float
     num_steps: int
+    hit_ema: float = 0.0
+    hit_weight: float = 0.0
+    context: int = 0
+    batch: int = 1
+
+
+_HIT_DECAY = 0.9
 
 
 class _Ema:
@@ -44,6 +57,10 @@ class _Ema:
     def value(self) -> float:
         return self._mean / self._weight if self._weight else 0.0
 
+    @property
+    def weight(self) -> float:
+        return self._weight
+
 
 class SignalTracker:
     """Keeps the signals of one sequence; bounded state."""
@@ -51,6 +68,7 @@ class SignalTracker:
     def __init__(self, decay: float = 0.8) -> None:
         """Start before the first token; ``decay`` is the weight of the past in each average."""
         self._p0, self._entropy, self._accepted = _Ema(decay), _Ema(decay), _Ema(decay)
+        self._hits = _Ema(_HIT_DECAY)
         self._last = (0.0, 0.0)
         self._num_steps = 0
 
@@ -58,9 +76,21 @@ class SignalTracker:
         """Take the distribution that the first token was drawn from."""
         self._observe(entropy, p0)
 
-    def step(self, entropy: float, p0: float, num_accepted: int) -> None:
-        """Take the outcome of a step and the distribution that its bonus token was drawn from."""
+    def step(
+        self, entropy: float, p0: float, num_accepted: int, is_hit: bool | None = None
+    ) -> None:
+        """Take the outcome of a step and the distribution that its bonus token was drawn from.
+
+        Args:
+            entropy: of that distribution.
+            p0: its top-1 probability.
+            num_accepted: draft tokens kept.
+            is_hit: whether the drafter's best first token was the target's; ``None`` where the
+                tree did not hold it.
+        """
         self._accepted.push(num_accepted)
+        if is_hit is not None:
+            self._hits.push(is_hit)
         self._num_steps += 1
         self._observe(entropy, p0)
 
@@ -69,9 +99,8 @@ class SignalTracker:
         self._entropy.push(entropy)
         self._p0.push(p0)
 
-    @property
-    def signal(self) -> Signal:
-        """The current vector."""
+    def signal(self, context: int = 0, batch: int = 1) -> Signal:
+        """The current vector, for a step of ``batch`` sequences after ``context`` tokens."""
         entropy, p0 = self._last
         return Signal(
             p0=p0,
@@ -80,4 +109,8 @@ class SignalTracker:
             entropy_ema=self._entropy.value,
             accepted_ema=self._accepted.value,
             num_steps=self._num_steps,
+            hit_ema=self._hits.value,
+            hit_weight=self._hits.weight,
+            context=context,
+            batch=batch,
         )
