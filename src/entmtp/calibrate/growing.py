@@ -22,7 +22,7 @@ class GrownStep:
         accepted: draft tokens that are kept.
         kept: nodes that are checked, best first.
         attach: node that those of the copy hang on.
-        is_hit: whether the drafter's best first token is right; ``None`` where it is not checked.
+        is_hit: whether the drafter's best first token is right; ``None`` where it was not asked.
         cost_ms: of the step.
     """
 
@@ -51,6 +51,8 @@ class GrowthReplay:
         self._deepest: npt.NDArray[np.int64] = deepest_nodes(trace, self.envelope)
         self._match, self._hits = trace.copy_match, trace.copy_hits
         self._copy_node = trace.copy_node
+        self._is_hit = (trace.ranks[:, 0] == 0).tolist()
+        self._has_best = self.envelope.paths[0] == (0,)
         self._paths = [
             frozenset(self.envelope.path_nodes(n)) for n in range(self.envelope.num_rows)
         ]
@@ -63,12 +65,13 @@ class GrowthReplay:
         codes = self._codes[root].tolist()
         on_copy = self._paths[int(self._copy_node[root])] if copy is not None else frozenset()
         children, costs = self.envelope.children, plan.costs
-        cost = 0.0
+        cost, was_asked = 0.0, False
         for depth in range(plan.max_depth):
             rows = grower.open_rows(depth)
             if not rows:
                 break
             cost += float(costs.draft[depth]) + (len(rows) - 1) * float(costs.draft_row[depth])
+            was_asked = True
             nodes = [child for row in rows for child in children[row]]
             grower.take(nodes, [codes[n - 1] for n in nodes], [n in on_copy for n in nodes])
         kept, attach = grower.keep()
@@ -76,7 +79,7 @@ class GrowthReplay:
             self._accepted(root, kept),
             tuple(kept),
             attach,
-            1 in self._paths[int(self._deepest[root])] if 1 in kept else None,
+            self._is_hit[root] if was_asked and self._has_best else None,
             cost + float(costs.rows[len(kept)]),
         )
 

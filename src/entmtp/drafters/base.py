@@ -48,10 +48,13 @@ class DraftTree:
     Attributes:
         topology: may have fewer nodes than the plan, where the drafter found nothing to propose.
         tokens: int64 ``(N,)``; entry 0 is the root token.
+        first: the drafter's best token behind the root where the tree may lack it; ``None`` where
+            it was not asked, or does not say.
     """
 
     topology: Topology
     tokens: Tensor
+    first: int | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,9 @@ class GrownTree:
     def tree(self) -> DraftTree:
         """The nodes that are worth checking."""
         found = self.plan.rule.subtree(self.kept, self.attach)
-        return DraftTree(found.topology, self.tokens[found.nodes])
+        has_best = self.plan.rule.envelope.paths[0] == (0,) and self.codes[1] != UNSCORED
+        first = int(self.tokens[1]) if has_best else None
+        return DraftTree(found.topology, self.tokens[found.nodes], first)
 
 
 class Drafter(Protocol):

@@ -255,7 +255,7 @@ class Engine:
             output = self.target.forward(segments, needs_logits=self._needs_logits)
             marks.append(self._now())
             verdicts = [
-                s.verify(t.topology, t.tokens, output.logits[i], _argmax(output, i))
+                s.verify(t, output.logits[i], _argmax(output, i))
                 for i, (s, t) in enumerate(zip(decoding, trees, strict=True))
             ]
             signals = self._signals(output, _last_rows(verdicts, segments))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from entmtp.drafters.base import Coupling, Drafter, DrafterState, DraftPlan
+from entmtp.drafters.base import Coupling, Drafter, DrafterState, DraftPlan, DraftTree
 from entmtp.drafters.copying import CopyIndex
 from entmtp.engine.results import GenerationResult, Request
 from entmtp.engine.text import OutputText
@@ -127,21 +127,19 @@ class ActiveSequence:
         self._first = self._last = time.perf_counter()
         return token
 
-    def verify(
-        self, topology: Topology, draft_tokens: Tensor, logits: Tensor, argmax: Tensor | None = None
-    ) -> VerifyResult:
+    def verify(self, tree: DraftTree, logits: Tensor, argmax: Tensor | None = None) -> VerifyResult:
         """Check a draft tree.
 
         Args:
-            topology: shape.
-            draft_tokens: int64 ``(N,)``.
+            tree: of N rows.
             logits: ``(N, V)`` of the target.
             argmax: int64 ``(N,)`` of the logits, where the target gave it.
         """
-        drafted = draft_tokens.tolist()
+        topology, drafted = tree.topology, tree.tokens.tolist()
         verdict = self._verify(topology, drafted, logits, argmax)
         has_best = topology.num_nodes > 0 and topology.paths[0] == (0,)
-        self._is_hit = drafted[1] == verdict.tokens[0] if has_best else None
+        first = drafted[1] if has_best else tree.first
+        self._is_hit = None if first is None else first == verdict.tokens[0]
         return verdict
 
     def _verify(

@@ -21,9 +21,8 @@ class Signal:
         accepted_ema: the same of the number of accepted draft tokens; 0 before the first step.
         num_steps: steps made before this choice.
         hit_ema: the same of whether the drafter's best first token was the target's, over the
-            steps whose tree held it; 0 before the first.
-        hit_weight: 1 less the share of ``hit_ema`` that is not known yet: 0 before the first such
-            step, and 1 after many.
+            steps in which it had one; 0 before the first.
+        num_hits: those steps.
         context: committed tokens.
         batch: sequences that decode in this step.
     """
@@ -35,7 +34,7 @@ class Signal:
     accepted_ema: float
     num_steps: int
     hit_ema: float = 0.0
-    hit_weight: float = 0.0
+    num_hits: int = 0
     context: int = 0
     batch: int = 1
 
@@ -57,10 +56,6 @@ class _Ema:
     def value(self) -> float:
         return self._mean / self._weight if self._weight else 0.0
 
-    @property
-    def weight(self) -> float:
-        return self._weight
-
 
 class SignalTracker:
     """Keeps the signals of one sequence; bounded state."""
@@ -70,7 +65,7 @@ class SignalTracker:
         self._p0, self._entropy, self._accepted = _Ema(decay), _Ema(decay), _Ema(decay)
         self._hits = _Ema(_HIT_DECAY)
         self._last = (0.0, 0.0)
-        self._num_steps = 0
+        self._num_steps = self._num_hits = 0
 
     def start(self, entropy: float, p0: float) -> None:
         """Take the distribution that the first token was drawn from."""
@@ -85,12 +80,13 @@ class SignalTracker:
             entropy: of that distribution.
             p0: its top-1 probability.
             num_accepted: draft tokens kept.
-            is_hit: whether the drafter's best first token was the target's; ``None`` where the
-                tree did not hold it.
+            is_hit: whether the drafter's best first token was the target's; ``None`` where it had
+                none.
         """
         self._accepted.push(num_accepted)
         if is_hit is not None:
             self._hits.push(is_hit)
+            self._num_hits += 1
         self._num_steps += 1
         self._observe(entropy, p0)
 
@@ -110,7 +106,7 @@ class SignalTracker:
             accepted_ema=self._accepted.value,
             num_steps=self._num_steps,
             hit_ema=self._hits.value,
-            hit_weight=self._hits.weight,
+            num_hits=self._num_hits,
             context=context,
             batch=batch,
         )

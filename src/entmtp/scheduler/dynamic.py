@@ -1,0 +1,215 @@
+"""``dynamic``: the tree of every step is grown, node by node, as far as it pays.
+
+What a node is worth is read from tables that were fitted to traced texts: the drafter's own
+probability of it, how often the drafter was right lately (trust), and what followed the same words
+earlier in the text. Where nothing pays the step is plain decoding; then the drafter is asked again
+now and then, so that the policy recovers.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from entmtp.costs import CostTable
+from entmtp.errors import BankError, TopologyError
+from entmtp.growth import (
+    CODES_PER_NAT,
+    NUM_CODES,
+    CopyTable,
+    GrowthCosts,
+    GrowthPlan,
+    GrowthRule,
+)
+from entmtp.scheduler.base import SchedulerDecision
+from entmtp.scheduler.signals import Signal
+from entmtp.topology import Topology
+
+__all__ = ["DynamicParams", "DynamicScheduler", "odds_features"]
+
+FloatArray = npt.NDArray[np.float64]
+
+_FORCED = 1e6  # gain under which a root is opened whatever it costs
+_PROBE_EVERY = 16
+_CONTEXTS = tuple(64 * 2**i for i in range(12))
+"""Committed tokens up to which steps cost alike."""
+
+
+def odds_features(codes: npt.NDArray[Any]) -> FloatArray:
+    """``(n, 4)`` of codes: 1, x, sqrt(x) and x^2 of the nats x that a code stands for."""
+    nats = (np.asarray(codes, dtype=np.float64) + 0.5) / CODES_PER_NAT
+    return np.stack((np.ones_like(nats), nats, np.sqrt(nats), nats * nats), axis=-1)
+
+
+@dataclass(frozen=True)
+class DynamicParams:
+    """Fitted parameters; S classes of trust, E nodes of the envelope, D depths.
+
+    Attributes:
+        envelope: its paths.
+        odds: ``(E, 4)`` weights of :func:`odds_features` in the log-odds that a node is right
+            where its parent is.
+        trust_bounds: ``(S - 1,)`` shares of right first tokens, rising: between classes.
+        trust_odds: ``(S, D)`` added to the log-odds at each depth.
+        prior: share of right first tokens before there is any.
+        prior_steps: steps that it is worth.
+        gains: ``(S, D)`` of :class:`entmtp.growth.GrowthRule`.
+        hits: ``(C, M)`` of :class:`entmtp.growth.CopyTable`; empty: no copies.
+        mixes: the same.
+        rate: tokens that a millisecond is worth, one sequence at ``context``.
+        context: committed tokens.
+        mean_nodes: of a tree, from which the rate elsewhere follows.
+    """
+
+    envelope: tuple[tuple[int, ...], ...]
+    odds: tuple[tuple[float, ...], ...]
+    trust_bounds: tuple[float, ...]
+    trust_odds: tuple[tuple[float, ...], ...]
+    prior: float
+    prior_steps: float
+    gains: tuple[tuple[float, ...], ...]
+    hits: tuple[tuple[float, ...], ...]
+    mixes: tuple[tuple[float, ...], ...]
+    rate: float
+    context: float
+    mean_nodes: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return dict(self.__dict__)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "DynamicParams":
+        """Read what :meth:`as_dict` gave.
+
+        Raises:
+            BankError: not that.
+        """
+        try:
+            return cls(**{name: _as_tuples(value) for name, value in document.items()})
+        except TypeError as error:
+            raise BankError(f"policy dynamic: not its parameters ({error})") from error
+
+    def rule(self) -> GrowthRule:
+        """The tables; the last class is that of a step in which the drafter is asked anyway.
+
+        Raises:
+            BankError: the parameters do not fit together.
+        """
+        try:
+            envelope = Topology.from_paths(self.envelope)
+            table, gains = self._table(envelope), np.array(self.gains, dtype=np.float64)
+            forced = gains[:1].copy()
+            forced[:, 0] = _FORCED
+            copies = None
+            if self.hits:
+                copies = CopyTable(np.array(self.hits), np.array(self.mixes))
+            return GrowthRule(
+                envelope,
+                np.concatenate((table, table[:1])),
+                np.concatenate((gains, forced)),
+                copies,
+            )
+        except (TopologyError, ValueError, IndexError) as error:
+            raise BankError(
+                f"policy dynamic: its parameters do not fit together ({error})"
+            ) from error
+
+    def _table(self, envelope: Topology) -> npt.NDArray[np.float32]:
+        """``(S, E, NUM_CODES)``, not rising with the code."""
+        own = np.array(self.odds) @ odds_features(np.arange(NUM_CODES)).T
+        by_class = np.array(self.trust_odds)[:, envelope.depths[1:] - 1]
+        odds = np.minimum.accumulate(own, axis=1)[None] + by_class[:, :, None]
+        table: npt.NDArray[np.float32] = (1 / (1 + np.exp(-odds.clip(-30, 30)))).astype(np.float32)
+        return table
+
+
+@dataclass
+class _State:
+    num_hits: int = 0
+    num_idle: int = 0
+
+
+class DynamicScheduler:
+    """Gives plans by which drafters grow trees; deterministic in the signal."""
+
+    policy = "dynamic"
+
+    def __init__(self, params: DynamicParams, costs: CostTable) -> None:
+        """Compile the tables.
+
+        Args:
+            params: fitted to traced texts.
+            costs: of steps on this machine.
+
+        Raises:
+            BankError: the parameters do not fit together.
+        """
+        self._params, self._costs = params, costs
+        self._rule = params.rule()
+        self._bounds = list(params.trust_bounds)
+        self._decisions: dict[tuple[int, int, int], SchedulerDecision] = {}
+
+    def start(self) -> _State:
+        """Nothing is known of the request."""
+        return _State()
+
+    def choose(self, state: _State, signal: Signal) -> SchedulerDecision:
+        """The plan for the class of trust, the context and the batch."""
+        if signal.num_hits != state.num_hits:
+            state.num_hits, state.num_idle = signal.num_hits, 0
+        else:
+            state.num_idle += 1
+        if state.num_idle >= _PROBE_EVERY:
+            state.num_idle = 0
+            at = self._rule.num_classes - 1
+        else:
+            at = bisect_right(self._bounds, self._trust(signal))
+        context = min(bisect_right(_CONTEXTS, signal.context), len(_CONTEXTS) - 1)
+        key = at, context, signal.batch
+        found = self._decisions.get(key)
+        if found is None:
+            plan = self._plan(at, float(_CONTEXTS[context]), signal.batch)
+            found = self._decisions[key] = SchedulerDecision("dynamic", plan, bin=at)
+        return found
+
+    def _trust(self, signal: Signal) -> float:
+        """Share of right first tokens lately, drawn to the prior where little is known."""
+        params, known = self._params, min(signal.num_hits, _KNOWN)
+        weight = params.prior_steps
+        return (known * signal.hit_ema + weight * params.prior) / (known + weight)
+
+    def _plan(self, at: int, context: float, batch: int) -> GrowthPlan:
+        rule, params = self._rule, self._params
+        costs = growth_costs(self._costs, rule.envelope.max_depth, rule.max_nodes, context, batch)
+        typical = round(params.mean_nodes)
+        there = float(costs.rows[typical])
+        here = float(growth_costs(self._costs, 1, typical, params.context, 1).rows[typical])
+        depth = max(rule.envelope.max_depth, rule.copies.length if rule.copies else 0)
+        return GrowthPlan(rule, costs, at, params.rate * here / there, depth)
+
+
+_KNOWN = 10  # steps after which an average over recent ones knows no more
+
+
+def growth_costs(
+    costs: CostTable, depth: int, max_nodes: int, context: float, batch: int
+) -> GrowthCosts:
+    """What steps cost one sequence of a batch whose trees are alike."""
+    rows = [
+        (costs.forward(n + 1, context, batch) + costs.rest(n + 1, batch)) / batch
+        for n in range(max_nodes + 1)
+    ]
+    levels = [min(level, len(costs.draft_ms) - 1) for level in range(depth)]
+    further = np.array([costs.draft_row_ms[level] for level in levels])
+    first = np.array([costs.draft_ms[level] for level in levels])
+    return GrowthCosts(np.array(rows), (first + (batch - 1) * further) / batch, further)
+
+
+def _as_tuples(value: Any) -> Any:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(_as_tuples(one) for one in value)
+    return value
