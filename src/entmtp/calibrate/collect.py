@@ -35,8 +35,9 @@ from entmtp.drafters.prompt_lookup import PromptLookupDrafter
 from entmtp.drafters.recording import RecordingDrafter
 from entmtp.engine import Engine, EngineLimits, GenerationResult, Request
 from entmtp.errors import InputError, TraceError
+from entmtp.noise import NoiseSource
 from entmtp.params import SamplingParams
-from entmtp.sampling import NoiseSource, derive_seed
+from entmtp.sampling import derive_seed
 from entmtp.scheduler import FixedScheduler
 from entmtp.topology import MAX_NODES, Topology
 

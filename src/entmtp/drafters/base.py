@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from entmtp.errors import TopologyError
-from entmtp.sampling import NoiseSource
+from entmtp.noise import NoiseSource
 from entmtp.topology import Topology
 
 __all__ = ["Coupling", "DraftRequest", "DraftTree", "Drafter", "DrafterState", "check_depth"]
@@ -35,7 +35,7 @@ class DraftTree:
 
 @dataclass(frozen=True)
 class Coupling:
-    """The noise that the target's tokens will be drawn with; see :mod:`entmtp.sampling`.
+    """The noise that the target's tokens will be drawn with; see :mod:`entmtp.noise`.
 
     Attributes:
         noise: of the sequence.
