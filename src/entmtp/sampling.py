@@ -12,6 +12,7 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,12 +20,13 @@ from torch import Tensor
 from entmtp.params import MAX_SEED, SamplingParams
 
 __all__ = [
-    "NoiseSource",
+    "Noise",
     "choose_token",
     "derive_seed",
     "draw_seed",
     "entropy_and_top1",
     "greedy_tokens",
+    "gumbel",
     "gumbel_noise",
     "penalize",
     "philox",
@@ -34,7 +36,6 @@ __all__ = [
 ]
 
 _MASK32 = 0xFFFFFFFF
-_KEPT_POSITIONS = 16
 
 
 def draw_seed() -> int:
@@ -94,34 +95,27 @@ def gumbel_noise(
     """
     blocks = torch.arange((num_tokens + 3) // 4, dtype=torch.int64, device=device)
     words = philox((blocks, position, position >> 32, 0), seed).reshape(-1)[:num_tokens]
-    return _gumbel(words)
+    return gumbel(words)
 
 
-class NoiseSource:
-    """The noise of one sequence, made once for each position that is asked for again.
+def gumbel(words: Tensor) -> Tensor:
+    """Standard Gumbel noise of words in [0, 2**32), as :func:`gumbel_noise` makes it of them.
 
-    Drafting looks at positions that verification and the next steps look at too.
+    Args:
+        words: of any integer dtype and shape; each one's noise depends on it alone.
+
+    Returns:
+        float32, computed in float64.
     """
-
-    def __init__(self, seed: int, num_tokens: int) -> None:
-        """Noise of token ids ``0 .. num_tokens - 1`` under a seed; bounded memory."""
-        self._seed, self._num_tokens = seed, num_tokens
-        self._kept: dict[int, Tensor] = {}
-
-    def at(self, position: int, device: torch.device) -> Tensor:
-        """:func:`gumbel_noise` at a position; not to be written to."""
-        noise = self._kept.get(position)
-        if noise is None:
-            noise = gumbel_noise(self._seed, position, self._num_tokens, device)
-            self._kept[position] = noise
-            if len(self._kept) > _KEPT_POSITIONS:
-                del self._kept[min(self._kept)]
-        return noise
+    uniform = words.to(torch.float64).add_(0.5).mul_(2.0**-32)
+    return uniform.log_().neg_().log_().to(torch.float32).neg_()
 
 
-def _gumbel(words: Tensor) -> Tensor:
-    uniform = (words.to(torch.float64) + 0.5) * 2.0**-32
-    return -torch.log(-torch.log(uniform)).to(torch.float32)
+class Noise(Protocol):
+    """The noise of one sequence, for callers that want no more of it than decides."""
+
+    def best(self, scores: Tensor, position: int) -> int:
+        """Arg-max of float32 ``(V,)`` scores plus :func:`gumbel_noise`; ties to the lower id."""
 
 
 def stable_top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -180,7 +174,7 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
     """
     # the best score is 0: next to large ones the noise would be rounded away, and tiny temperatures
     # would overflow; below 1e-30 only the most probable tokens are left, whatever the value
-    scores = (logits - logits.max()) / max(params.temperature, 1e-30)
+    scores = (logits - logits.max()).div_(max(params.temperature, 1e-30))
     if 0 < params.top_k < scores.numel():
         _, keep = stable_top_k(scores, params.top_k)
         scores = torch.full_like(scores, -math.inf).index_copy_(0, keep, scores[keep])
@@ -203,15 +197,12 @@ def token_scores(
     seed: int,
     position: int,
     history: tuple[Sequence[int], Sequence[int]],
-    noise: NoiseSource | None = None,
 ) -> Tensor:
     """The float32 ``(V,)`` row whose arg-max is the token; arguments as :func:`choose_token`."""
     scores = penalize(logits.to(torch.float32), params, *history)
     if params.is_greedy:
         return scores
-    if noise is None:
-        noise = NoiseSource(seed, scores.numel())
-    return warp(scores, params) + noise.at(position, scores.device)
+    return warp(scores, params) + gumbel_noise(seed, position, scores.numel(), scores.device)
 
 
 def choose_token(
@@ -220,7 +211,7 @@ def choose_token(
     seed: int,
     position: int,
     history: tuple[Sequence[int], Sequence[int]],
-    noise: NoiseSource | None = None,
+    noise: Noise | None = None,
 ) -> int:
     """The target's token at one position: the one rule of plain and of tree decoding.
 
@@ -230,9 +221,12 @@ def choose_token(
         seed: of this sequence; unused at temperature 0.
         position: absolute index, from 0, that the token will take in its sequence.
         history: prompt tokens, and the tokens emitted between the prompt and ``position``.
-        noise: of this seed, where it is kept from one call to the next.
+        noise: of this seed, where there is a faster way to it than the whole row.
     """
-    return int(torch.argmax(token_scores(logits, params, seed, position, history, noise)))
+    if noise is None or params.is_greedy:
+        return int(torch.argmax(token_scores(logits, params, seed, position, history)))
+    scores = penalize(logits.to(torch.float32), params, *history)
+    return noise.best(warp(scores, params), position)
 
 
 def greedy_tokens(logits: Tensor) -> Tensor:

@@ -32,8 +32,9 @@ from entmtp.drafters.picking import ScoredRows, set_best_children
 from entmtp.engine import Engine, Request
 from entmtp.errors import CheckpointError
 from entmtp.loading.drafters import make_drafter
+from entmtp.noise import NoiseSource
 from entmtp.params import SamplingParams
-from entmtp.sampling import NoiseSource, derive_seed
+from entmtp.sampling import derive_seed
 from entmtp.scheduler import FixedScheduler
 from entmtp.topology import Topology
 from exactness import outcome, plain_engine, random_topology

@@ -26,7 +26,7 @@ from entmtp.growth import (
     GrowthPlan,
     GrowthRule,
 )
-from entmtp.sampling import NoiseSource
+from entmtp.noise import NoiseSource
 from entmtp.topology import Topology
 from native_cases import make_native, needs_library
 from strategies import topologies

@@ -70,6 +70,9 @@ def test_avx512_by_emulation_gives_the_bits_of_the_others(tmp_path: Path) -> Non
         "from draft_cases import assert_drafts_agree\n"
         f"for name in {LONG}: agree(name, ISAS)\n"
         "for name in ('qwen2', 'biased'): assert_drafts_agree(name, ISAS)\n"
+        "from entmtp.kernels.library import Library, load_library\n"
+        "cores = [Library(load_library().lib, (isa,)) for isa in ISAS]\n"
+        "assert len({core.noise_words(7, 9, 1030).tobytes() for core in cores}) == 1\n"
         "print(*ISAS)"
     )
     done = python(folder, code)

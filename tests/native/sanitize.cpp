@@ -281,11 +281,33 @@ void run(const char* isa, const Config& c, bool is_shared, Out& first) {
     entmtp_model_free(e), entmtp_model_free(plain);
 }
 
+// Words alone and in a row, and the ids that can win: every array has exactly its size.
+void noise(const char* isa) {
+    std::mt19937 rng(17);
+    std::normal_distribution<float> normal;
+    for (int count : {0, 1, 3, 4, 5, 255, 256, 257, 1030}) {
+        std::vector<uint32_t> words(count), longer(count + 5), chosen(count);
+        Ints ids(count);
+        Floats scores(count);
+        check(entmtp_noise_words(isa, ~0ull, 1ull << 40, count, words.data()) == 0, "words");
+        check(entmtp_noise_words(isa, ~0ull, 1ull << 40, count + 5, longer.data()) == 0, "words");
+        check(std::equal(words.begin(), words.end(), longer.begin()), "words of a longer row", count);
+        for (float scale : {0.f, 1.f, 1e30f, INFINITY, NAN}) {
+            for (float& x : scores) x = scale * normal(rng);
+            int found = entmtp_noise_candidates(isa, ~0ull, 1ull << 40, scores.data(), count, ids.data(), chosen.data());
+            check(found >= (count > 0) && found <= count, "ids", found);
+            for (int i = 0; i < found; i++) check(chosen[i] == words[ids[i]] && (!i || ids[i] > ids[i - 1]), "an id", i);
+        }
+    }
+    check(entmtp_noise_words(isa, 0, 0, -1, nullptr) == 1, "-1 words");
+    check(entmtp_noise_candidates(isa, 0, 0, nullptr, -1, nullptr, nullptr) == -1, "-1 scores");
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
     bool is_shared = argc > 1 && strcmp(argv[1], "shared") == 0;
-    check(entmtp_abi() == 3, "abi");
+    check(entmtp_abi() == 4, "abi");
     check(!entmtp_isa_supported("sse9"), "an unknown instruction set");
     float rows[16 * 33] = {};
     std::vector<uint8_t> panels(entmtp_packed_bytes(33, 16));
@@ -296,6 +318,8 @@ int main(int argc, char** argv) {
         check(entmtp_pack("portable", rows, 33, 16, panels.data()) == 2, "pack of a value that is not finite");
     }
     check(entmtp_pack("portable", rows, 1, 15, panels.data()) == 1, "pack of 15 columns");
+    check(entmtp_noise_words("sse9", 0, 0, 0, nullptr) == 1, "words of an unknown instruction set");
+    for (const char* isa : {"avx512", "avx2", "portable"}) if (entmtp_isa_supported(isa)) noise(isa);
     //             layers hidden heads kv dim inter vocab positions | biases, norm | mix odd | eps
     const Config grouped{2, 96, 4, 2, 32, 32, 1030, 270, 0, 0, 0, 0, 2, 3, 1e-6f};
     const Config biased{1, 32, 5, 1, 96, 64, 75, 270, 1, 1, 1, 1, 4, 1, 1e-5f};

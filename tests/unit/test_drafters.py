@@ -15,7 +15,8 @@ from entmtp.drafters.picking import BestChildren, ScoredRows
 from entmtp.drafters.prompt_lookup import PromptLookupDrafter
 from entmtp.drafters.tree_heads import HeadsDrafter
 from entmtp.errors import TopologyError
-from entmtp.sampling import NoiseSource, gumbel_noise
+from entmtp.noise import NoiseSource
+from entmtp.sampling import gumbel_noise
 from entmtp.topology import Topology, named_topologies
 from strategies import topologies
 

@@ -26,7 +26,7 @@ from entmtp.drafters.prompt_lookup import PromptLookupDrafter
 from entmtp.errors import TopologyError
 from entmtp.growth import UNSCORED, GrowthPlan
 from entmtp.loading.drafters import make_torch_drafter
-from entmtp.sampling import NoiseSource
+from entmtp.noise import NoiseSource
 from entmtp.topology import Topology
 from exactness import random_heads
 from fakes import tiny_target

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from entmtp.errors import InputError
 from entmtp.params import MAX_SEED, SamplingParams, TypicalParams
 from entmtp.sampling import (
-    NoiseSource,
-    _gumbel,
     choose_token,
     derive_seed,
     draw_seed,
     entropy_and_top1,
     greedy_tokens,
+    gumbel,
     gumbel_noise,
     penalize,
     philox,
@@ -176,7 +175,7 @@ def test_noise_changes_with_seed_and_position() -> None:
 
 def test_noise_is_finite_at_the_extremes() -> None:
     """The smallest and the largest word give finite noise, and in order."""
-    low, next_low, next_high, high = _gumbel(torch.tensor([0, 1, 2**32 - 2, 2**32 - 1])).tolist()
+    low, next_low, next_high, high = gumbel(torch.tensor([0, 1, 2**32 - 2, 2**32 - 1])).tolist()
     assert -3.2 < low < next_low < next_high < high < 22.9
 
 
@@ -566,11 +565,3 @@ def test_a_masked_token_has_no_part_in_the_entropy() -> None:
     row = torch.tensor([1.0, 2.0, -math.inf, 0.5])
     masked, without = entropy_and_top1(row), entropy_and_top1(row[[0, 1, 3]])
     torch.testing.assert_close(torch.stack(masked), torch.stack(without))
-
-
-def test_kept_noise_is_the_noise_of_its_position() -> None:
-    """Asked again and again, in any order, with more positions than are kept."""
-    source, device = NoiseSource(2**40 + 3, 50), torch.device("cpu")
-    for position in [5, 6, 5, 7, *range(40), 5, 39, 2**33]:
-        assert torch.equal(source.at(position, device), gumbel_noise(2**40 + 3, position, 50))
-    assert source.at(39, device) is source.at(39, device)

@@ -43,8 +43,9 @@ from entmtp.drafters.recording import RecordingDrafter
 from entmtp.engine import Engine, EngineLimits, GenerationResult, Request
 from entmtp.errors import InputError, TraceError
 from entmtp.growth import UNSCORED, GrowthPlan
+from entmtp.noise import NoiseSource
 from entmtp.params import SamplingParams
-from entmtp.sampling import NoiseSource, derive_seed
+from entmtp.sampling import derive_seed
 from entmtp.scheduler import FixedScheduler
 from entmtp.topology import Topology
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from entmtp.errors import TopologyError
 from entmtp.growth import UNSCORED, Copy, Grower, GrowthPlan
-from entmtp.sampling import NoiseSource
+from entmtp.noise import NoiseSource
 from entmtp.topology import Topology
 
 __all__ = [
@@ -59,7 +59,7 @@ class DraftTree:
 
 @dataclass(frozen=True)
 class Coupling:
-    """The noise that the target's tokens will be drawn with; see :mod:`entmtp.sampling`.
+    """The noise that the target's tokens will be drawn with; see :mod:`entmtp.noise`.
 
     Attributes:
         noise: of the sequence.

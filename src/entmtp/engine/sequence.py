@@ -12,7 +12,8 @@ from entmtp.engine.results import GenerationResult, Request
 from entmtp.engine.text import OutputText
 from entmtp.growth import Copy, GrowthPlan
 from entmtp.metrics import DecodeStats, StepRecord
-from entmtp.sampling import NoiseSource, choose_token, draw_seed, greedy_tokens
+from entmtp.noise import NoiseSource
+from entmtp.sampling import choose_token, draw_seed, greedy_tokens
 from entmtp.scheduler import SchedulerDecision, SignalTracker, TopologyScheduler
 from entmtp.target.base import KVCache
 from entmtp.topology import Topology

@@ -36,6 +36,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
     "api.cpp": (),
     "drafts.cpp": (),
     "engine.cpp": (),
+    "noise.cpp": (),
     "rate.cpp": (),
     "trees.cpp": (),
     "isa_portable.cpp": (),

@@ -40,11 +40,12 @@ __all__ = [
 ISAS = ("avx512", "avx2", "portable")
 """Instruction sets, the fastest first."""
 
-ABI = 3
+ABI = 4
 _NAMES = {"Linux": "libentmtp.so", "Darwin": "libentmtp.dylib", "Windows": "entmtp.dll"}
 _FOLDER = Path(__file__).parent
 _Pointer = ctypes.c_void_p
 _Int = ctypes.c_int32
+_Word = ctypes.c_uint64
 
 
 class CConfig(ctypes.Structure):
@@ -318,6 +319,30 @@ class Library:
         """
         return float(self.lib.entmtp_dot_rate(isa.encode(), threads, windows))
 
+    def noise_words(self, seed: int, position: int, count: int) -> npt.NDArray[np.uint32]:
+        """The words that the noise of token ids ``0 .. count - 1`` is made of."""
+        words = np.empty(count, dtype=np.uint32)
+        isa = self.isas[0].encode()
+        code = self.lib.entmtp_noise_words(isa, seed, position, count, address(words))
+        assert code == 0, "the instruction set is one of ours"  # noqa: S101
+        return words
+
+    def noise_candidates(
+        self, seed: int, position: int, scores: npt.NDArray[np.float32]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]:
+        """The ids that can be the arg-max of scores plus noise, rising, and their words.
+
+        The arg-max is always among them, with all ids that equal it. They are few, unless most
+        scores are NaN or equal and infinite.
+        """
+        ids, words = np.empty(scores.size, dtype=np.int32), np.empty(scores.size, dtype=np.uint32)
+        isa, places = self.isas[0].encode(), (address(scores), address(ids), address(words))
+        found = self.lib.entmtp_noise_candidates(
+            isa, seed, position, places[0], scores.size, *places[1:]
+        )
+        assert found >= 0, "the instruction set is one of ours"  # noqa: S101
+        return ids[:found], words[:found]
+
 
 def address(array: npt.NDArray[Any] | None) -> int | None:
     """Where the data of a contiguous array begins; the array must outlive the use."""
@@ -403,6 +428,11 @@ def _declare(lib: Any) -> None:
         "entmtp_linear_free": (None, (_Pointer,)),
         "entmtp_linear_run": (_Int, (_Pointer, _Pointer, _Pointer, _Int, _Pointer)),
         "entmtp_dot_rate": (ctypes.c_double, (ctypes.c_char_p, _Int, _Int)),
+        "entmtp_noise_words": (_Int, (ctypes.c_char_p, _Word, _Word, _Int, _Pointer)),
+        "entmtp_noise_candidates": (
+            _Int,
+            (ctypes.c_char_p, _Word, _Word, _Pointer, _Int, _Pointer, _Pointer),
+        ),
         "entmtp_forward": (_Int, (_Pointer, ctypes.POINTER(CJob))),
     }
     for name, (result, arguments) in signatures.items():

@@ -177,6 +177,9 @@ struct Isa {
     void (*pack)(const int8_t* rows, int32_t k, uint8_t* panel); // 32 rows of k weights
     // The innermost product, again and again on the same panel; returns its multiplications.
     int64_t (*dot)(const uint8_t* panel, const uint8_t* rows, int32_t k, int32_t repeats);
+    void (*noise_words)(uint64_t seed, uint64_t position, int32_t count, uint32_t* words);
+    int32_t (*noise_candidates)(
+        uint64_t seed, uint64_t position, const float* scores, int32_t count, int32_t* ids, uint32_t* words);
 };
 
 extern const Isa kPortable, kAvx2, kAvx512;

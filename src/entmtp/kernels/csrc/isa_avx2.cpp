@@ -15,7 +15,8 @@ namespace {
 
 struct F { __m256 a, b; };
 struct I { __m256i a, b; };
-constexpr int kHeader = 256, kActBytes = 2, kTile = 5, kAhead = 4096, kRegisters = 4, kQueries = 6, kRowGroup = 16;
+using L = __m256i;
+constexpr int kHeader = 256, kActBytes = 2, kTile = 5, kAhead = 4096, kRegisters = 4, kQueries = 6, kRowGroup = 16, kLanes = 4;
 
 OP F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 OP void store(float* p, F v) { _mm256_storeu_ps(p, v.a); _mm256_storeu_ps(p + 8, v.b); }
@@ -66,6 +67,12 @@ OP void store_act(uint8_t* p, I q) {
 }
 OP void pause_() { _mm_pause(); }
 OP void yield_() { sched_yield(); }
+OP L load_lanes(const uint64_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+OP void store_lanes(uint64_t* p, L v) { _mm256_storeu_si256((__m256i*)p, v); }
+OP L set1_lanes(uint64_t x) { return _mm256_set1_epi64x((long long)x); }
+OP L mul_low(L x, L y) { return _mm256_mul_epu32(x, y); }
+OP L high(L x) { return _mm256_srli_epi64(x, 32); }
+OP L xor_(L x, L y) { return _mm256_xor_si256(x, y); }
 OP void prefetch(const uint8_t* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 
 #include "stream.inc"
@@ -121,14 +128,15 @@ static void pack(const int8_t* rows, int32_t k, uint8_t* panel) {
 }
 
 #include "forward.inc"
+#include "noise.inc"
 
 } // namespace
 
-const Isa kAvx2{"avx2", kActBytes, 2, run, pack, dot_again};
+const Isa kAvx2{"avx2", kActBytes, 2, run, pack, dot_again, noise_words, noise_candidates};
 
 } // namespace entmtp
 #else
 namespace entmtp {
-const Isa kAvx2{"avx2", 0, 0, nullptr, nullptr, nullptr};
+const Isa kAvx2{"avx2", 0, 0, nullptr, nullptr, nullptr, nullptr, nullptr};
 } // namespace entmtp
 #endif

@@ -19,7 +19,8 @@ namespace {
 
 using F = __m512;
 using I = __m512i;
-constexpr int kHeader = 256, kActBytes = 1, kTile = 8, kAhead = 4096, kRegisters = 16, kQueries = 4, kRowGroup = 16;
+using L = __m512i;
+constexpr int kHeader = 256, kActBytes = 1, kTile = 8, kAhead = 4096, kRegisters = 16, kQueries = 4, kRowGroup = 16, kLanes = 8;
 
 OP F load(const float* p) { return _mm512_loadu_ps(p); }
 OP void store(float* p, F v) { _mm512_storeu_ps(p, v); }
@@ -63,6 +64,12 @@ OP void scatter_half(half_t* p, F v) {
 OP void store_act(uint8_t* p, I q) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_add_epi32(q, _mm512_set1_epi32(128)))); }
 OP void pause_() { _mm_pause(); }
 OP void yield_() { sched_yield(); }
+OP L load_lanes(const uint64_t* p) { return _mm512_loadu_si512(p); }
+OP void store_lanes(uint64_t* p, L v) { _mm512_storeu_si512(p, v); }
+OP L set1_lanes(uint64_t x) { return _mm512_set1_epi64((long long)x); }
+OP L mul_low(L x, L y) { return _mm512_mul_epu32(x, y); }
+OP L high(L x) { return _mm512_srli_epi64(x, 32); }
+OP L xor_(L x, L y) { return _mm512_xor_si512(x, y); }
 OP void prefetch(const uint8_t* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 
 #include "stream.inc"
@@ -118,14 +125,15 @@ static void pack(const int8_t* rows, int32_t k, uint8_t* panel) {
 }
 
 #include "forward.inc"
+#include "noise.inc"
 
 } // namespace
 
-const Isa kAvx512{"avx512", kActBytes, 4, run, pack, dot_again};
+const Isa kAvx512{"avx512", kActBytes, 4, run, pack, dot_again, noise_words, noise_candidates};
 
 } // namespace entmtp
 #else
 namespace entmtp {
-const Isa kAvx512{"avx512", 0, 0, nullptr, nullptr, nullptr};
+const Isa kAvx512{"avx512", 0, 0, nullptr, nullptr, nullptr, nullptr, nullptr};
 } // namespace entmtp
 #endif

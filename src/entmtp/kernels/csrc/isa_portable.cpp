@@ -8,13 +8,15 @@
 #define OP static inline
 #define UNROLL
 #define EACH for (int i = 0; i < 16; i++)
+#define LANES for (int i = 0; i < kLanes; i++)
 
 namespace entmtp {
 namespace {
 
 struct F { float v[16]; };
 struct I { int32_t v[16]; };
-constexpr int kHeader = 256, kActBytes = 1, kTile = 4, kAhead = 4096, kRegisters = 4, kQueries = 4, kRowGroup = 16;
+constexpr int kHeader = 256, kActBytes = 1, kTile = 4, kAhead = 4096, kRegisters = 4, kQueries = 4, kRowGroup = 16, kLanes = 1;
+struct L { uint64_t v[kLanes]; };
 
 OP F load(const float* p) { F r; memcpy(r.v, p, sizeof r.v); return r; }
 OP void store(float* p, F x) { memcpy(p, x.v, sizeof x.v); }
@@ -75,6 +77,12 @@ OP void scatter_half(half_t* p, F x) { EACH p[(size_t)i * kKeyBlock] = narrow(x.
 OP void store_act(uint8_t* p, I q) { EACH p[i] = (uint8_t)(int8_t)q.v[i]; }
 OP void pause_() {}
 OP void yield_() { std::this_thread::yield(); }
+OP L load_lanes(const uint64_t* p) { L r; memcpy(r.v, p, sizeof r.v); return r; }
+OP void store_lanes(uint64_t* p, L x) { memcpy(p, x.v, sizeof x.v); }
+OP L set1_lanes(uint64_t x) { L r; LANES r.v[i] = x; return r; }
+OP L mul_low(L x, L y) { LANES x.v[i] = (uint64_t)(uint32_t)x.v[i] * (uint32_t)y.v[i]; return x; }
+OP L high(L x) { LANES x.v[i] >>= 32; return x; }
+OP L xor_(L x, L y) { LANES x.v[i] ^= y.v[i]; return x; }
 OP void prefetch(const uint8_t*) {}
 
 #include "stream.inc"
@@ -96,9 +104,10 @@ static void pack(const int8_t* rows, int32_t k, uint8_t* panel) {
 }
 
 #include "forward.inc"
+#include "noise.inc"
 
 } // namespace
 
-const Isa kPortable{"portable", kActBytes, 1, run, pack, dot_again};
+const Isa kPortable{"portable", kActBytes, 1, run, pack, dot_again, noise_words, noise_candidates};
 
 } // namespace entmtp

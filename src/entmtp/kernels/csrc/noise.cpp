@@ -1,0 +1,24 @@
+// The noise of sampling: words for ids 0 .. count - 1 at one position, and who can win with it.
+#include "engine.h"
+
+using namespace entmtp;
+
+extern "C" {
+
+int entmtp_noise_words(const char* name, uint64_t seed, uint64_t position, int count, uint32_t* words) {
+    const Isa* isa = isa_named(name);
+    if (!is_supported(isa) || count < 0) return 1;
+    isa->noise_words(seed, position, count, words);
+    return 0;
+}
+
+// How many ids can be the arg-max of scores + noise; `ids`, rising, and `words` have room for all.
+// -1 where an argument is wrong.
+int entmtp_noise_candidates(
+    const char* name, uint64_t seed, uint64_t position, const float* scores, int count, int32_t* ids, uint32_t* words) {
+    const Isa* isa = isa_named(name);
+    if (!is_supported(isa) || count < 0) return -1;
+    return isa->noise_candidates(seed, position, scores, count, ids, words);
+}
+
+} // extern "C"
