@@ -110,6 +110,11 @@ class Topology:
                 )
         return cls(tuple(sorted(checked, key=_order)))
 
+    @classmethod
+    def chain(cls, length: int) -> "Topology":
+        """Best children alone, so many; none is the empty tree."""
+        return cls(tuple((0,) * depth for depth in range(1, length + 1)))
+
     def to_list(self) -> list[list[int]]:
         """The published list form, sorted by (length, lexicographic)."""
         return [list(path) for path in self.paths]

@@ -59,7 +59,7 @@ def mean_context(trace: Trace) -> float:
 def timing_trees(trees: Sequence[GrownTree]) -> list[Topology]:
     """Grown trees that are timed: for each of some sizes a flat one and a deep one, and chains."""
     depth = max(tree.topology.max_depth for tree in trees)
-    found = [Topology(tuple((0,) * d for d in range(1, k + 1))) for k in range(1, depth + 1)]
+    found = [Topology.chain(k) for k in range(1, depth + 1)]
     for size in _TIMED_SIZES:
         of_size = [tree.topology for tree in trees if tree.topology.num_nodes == size]
         if of_size:

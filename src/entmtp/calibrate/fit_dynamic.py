@@ -96,7 +96,7 @@ class _Examples:
 def _trust(trace: Trace, is_hit: BoolArray, prior: float) -> FloatArray:
     """``(T,)`` trust at every position, had a chain of two been drafted at each step before."""
     depth = min(2, trace.max_depth)
-    chain = Topology(tuple((0,) * d for d in range(1, depth + 1)))
+    chain = Topology.chain(depth)
     steps = walk(trace, accepted_lengths(trace, chain))
     trust = np.full(trace.num_tokens, prior)
     text, mean, weight, known, last = -1, 0.0, 0.0, 0, 0
@@ -225,7 +225,7 @@ def _first_rate(trace: Trace, costs: CostTable, context: float) -> float:
     """Tokens a millisecond of the best short chain."""
     rates = []
     for depth in range(trace.max_depth + 1):
-        chain = Topology(tuple((0,) * d for d in range(1, depth + 1)))
+        chain = Topology.chain(depth)
         steps = walk(trace, accepted_lengths(trace, chain)).num_steps
         num_tokens = trace.num_tokens - trace.num_texts
         rates.append(num_tokens / max(steps * costs.step_ms(chain, context), 1e-9))

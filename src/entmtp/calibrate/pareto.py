@@ -90,9 +90,7 @@ def score_candidates(
         costs: of this machine.
         context: at which ``step_ms`` is given.
     """
-    chains = [
-        Topology(tuple((0,) * d for d in range(1, k + 1))) for k in range(trace.max_depth + 1)
-    ]
+    chains = [Topology.chain(k) for k in range(trace.max_depth + 1)]
     return [
         Candidate(
             tree,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entmtp.calibrate.growing import GrowthReplay
+from entmtp.calibrate.growing import GrowthReplay, Prices
 from entmtp.calibrate.replay import Cost, Counts, accepted_lengths
 from entmtp.calibrate.trace import Trace
 from entmtp.drafters.base import DraftPlan
@@ -71,7 +71,10 @@ class PolicyReplay:
 
 
 def replay_policy(
-    trace: Trace, scheduler: TopologyScheduler, cost: Cost | None = None
+    trace: Trace,
+    scheduler: TopologyScheduler,
+    cost: Cost | None = None,
+    prices: Prices | None = None,
 ) -> PolicyReplay:
     """Let a policy choose at every step, with the signals that it had when decoding.
 
@@ -81,11 +84,12 @@ def replay_policy(
         trace: the texts.
         scheduler: a fresh state is started for every text.
         cost: of a step with a fixed tree.
+        prices: of steps with grown trees; without, those of the plans.
 
     Raises:
-        TraceError: the policy grows trees in another envelope than that of the trace.
+        TraceError: the policy grows trees in an envelope that is not part of the trace's.
     """
-    replay = _Replay(trace, cost)
+    replay = _Replay(trace, cost, prices)
     counts: list[Counts] = []
     steps: list[tuple[ReplayedStep, ...]] = []
     for text in range(trace.num_texts):
@@ -100,8 +104,8 @@ def replay_policy(
 class _Replay:
     """One trace, and what was already looked up in it."""
 
-    def __init__(self, trace: Trace, cost: Cost | None) -> None:
-        self._trace, self._cost = trace, cost
+    def __init__(self, trace: Trace, cost: Cost | None, prices: Prices | None) -> None:
+        self._trace, self._cost, self._prices = trace, cost, prices
         self._growth: GrowthReplay | None = None
         self._lengths: dict[Topology, list[int]] = {}
         self._first_hits = (trace.ranks[:, 0] == 0).tolist()
@@ -123,12 +127,13 @@ class _Replay:
             at += step.accepted + 1
             if at >= end:
                 return steps
-            tracker.step(float(trace.entropy[at]), float(trace.p0[at]), step.accepted, is_hit)
+            accepted = step.accepted if step.tree.num_nodes else None
+            tracker.step(float(trace.entropy[at]), float(trace.p0[at]), accepted, is_hit)
 
     def _step(self, name: str, plan: DraftPlan, root: int) -> tuple[ReplayedStep, bool | None]:
         if isinstance(plan, GrowthPlan):
             if self._growth is None:
-                self._growth = GrowthReplay(self._trace)
+                self._growth = GrowthReplay(self._trace, self._prices)
             grown = self._growth.step(plan, root)
             tree = plan.rule.subtree(grown.kept, grown.attach).topology
             return ReplayedStep(name, tree, grown.accepted, grown.cost_ms), grown.is_hit

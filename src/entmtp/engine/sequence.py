@@ -16,7 +16,7 @@ from entmtp.noise import NoiseSource
 from entmtp.sampling import choose_token, draw_seed, greedy_tokens
 from entmtp.scheduler import SchedulerDecision, SignalTracker, TopologyScheduler
 from entmtp.target.base import KVCache
-from entmtp.topology import Topology
+from entmtp.topology import Path, Topology
 from entmtp.verify import VerifyResult, verify_exact, verify_typical
 
 __all__ = ["ActiveSequence"]
@@ -141,6 +141,8 @@ class ActiveSequence:
         has_best = topology.num_nodes > 0 and topology.paths[0] == (0,)
         first = drafted[1] if has_best else tree.first
         self._is_hit = None if first is None else first == verdict.tokens[0]
+        if first is None and _shape(self.plan)[:1] == ((0,),):
+            self._is_hit = False  # it was asked, and had none
         return verdict
 
     def _verify(
@@ -173,7 +175,8 @@ class ActiveSequence:
                 bin=self._decision.bin,
             )
         )
-        self._tracker.step(entropy, p0, num_accepted, self._is_hit)
+        was_asked = num_nodes > 0 or len(_shape(self.plan)) > 0
+        self._tracker.step(entropy, p0, num_accepted if was_asked else None, self._is_hit)
         self._last = time.perf_counter()
 
     def result(self, backend: str, dtype: str, drafter: str) -> GenerationResult:
@@ -208,3 +211,8 @@ class ActiveSequence:
         return choose_token(
             logits, self.request.sampling, self.seed, position, history, self._noise
         )
+
+
+def _shape(plan: DraftPlan) -> tuple[Path, ...]:
+    """Paths of a fixed plan; none where a tree is grown."""
+    return plan.paths if isinstance(plan, Topology) else ()

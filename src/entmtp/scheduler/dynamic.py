@@ -7,7 +7,7 @@ now and then, so that the policy recovers.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,18 +24,17 @@ from entmtp.growth import (
     GrowthPlan,
     GrowthRule,
 )
+from entmtp.scheduler.bands import CONTEXTS, PROBE_EVERY, context_class
 from entmtp.scheduler.base import SchedulerDecision
+from entmtp.scheduler.reading import read_params
 from entmtp.scheduler.signals import Signal
 from entmtp.topology import Topology
 
-__all__ = ["DynamicParams", "DynamicScheduler", "odds_features"]
+__all__ = ["DynamicParams", "DynamicScheduler", "growth_costs", "odds_features"]
 
 FloatArray = npt.NDArray[np.float64]
 
 _FORCED = 1e6  # gain under which a root is opened whatever it costs
-_PROBE_EVERY = 16
-_CONTEXTS = tuple(64 * 2**i for i in range(12))
-"""Committed tokens up to which steps cost alike."""
 
 
 def odds_features(codes: npt.NDArray[Any]) -> FloatArray:
@@ -88,10 +87,7 @@ class DynamicParams:
         Raises:
             BankError: not that.
         """
-        try:
-            return cls(**{name: _as_tuples(value) for name, value in document.items()})
-        except TypeError as error:
-            raise BankError(f"policy dynamic: not its parameters ({error})") from error
+        return read_params(cls, "dynamic", document)
 
     def rule(self) -> GrowthRule:
         """The tables; the last class is that of a step in which the drafter is asked anyway.
@@ -163,16 +159,16 @@ class DynamicScheduler:
             state.num_hits, state.num_idle = signal.num_hits, 0
         else:
             state.num_idle += 1
-        if state.num_idle >= _PROBE_EVERY:
+        if state.num_idle >= PROBE_EVERY:
             state.num_idle = 0
             at = self._rule.num_classes - 1
         else:
             at = bisect_right(self._bounds, self._trust(signal))
-        context = min(bisect_right(_CONTEXTS, signal.context), len(_CONTEXTS) - 1)
+        context = context_class(signal.context)
         key = at, context, signal.batch
         found = self._decisions.get(key)
         if found is None:
-            plan = self._plan(at, float(_CONTEXTS[context]), signal.batch)
+            plan = self._plan(at, float(CONTEXTS[context]), signal.batch)
             found = self._decisions[key] = SchedulerDecision("dynamic", plan, bin=at)
         return found
 
@@ -207,9 +203,3 @@ def growth_costs(
     further = np.array([costs.draft_row_ms[level] for level in levels])
     first = np.array([costs.draft_ms[level] for level in levels])
     return GrowthCosts(np.array(rows), (first + (batch - 1) * further) / batch, further)
-
-
-def _as_tuples(value: Any) -> Any:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(_as_tuples(one) for one in value)
-    return value

@@ -18,7 +18,8 @@ class Signal:
         entropy: its Shannon entropy in nats.
         p0_ema: bias-corrected exponential moving average of ``p0`` over the steps so far.
         entropy_ema: the same of ``entropy``.
-        accepted_ema: the same of the number of accepted draft tokens; 0 before the first step.
+        accepted_ema: the same of the number of accepted draft tokens, over the steps that drafted
+            some; 0 before the first.
         num_steps: steps made before this choice.
         hit_ema: the same of whether the drafter's best first token was the target's, over the
             steps in which it had one; 0 before the first.
@@ -72,18 +73,19 @@ class SignalTracker:
         self._observe(entropy, p0)
 
     def step(
-        self, entropy: float, p0: float, num_accepted: int, is_hit: bool | None = None
+        self, entropy: float, p0: float, num_accepted: int | None, is_hit: bool | None = None
     ) -> None:
         """Take the outcome of a step and the distribution that its bonus token was drawn from.
 
         Args:
             entropy: of that distribution.
             p0: its top-1 probability.
-            num_accepted: draft tokens kept.
+            num_accepted: draft tokens kept; ``None`` where nothing was drafted.
             is_hit: whether the drafter's best first token was the target's; ``None`` where it had
                 none.
         """
-        self._accepted.push(num_accepted)
+        if num_accepted is not None:
+            self._accepted.push(num_accepted)
         if is_hit is not None:
             self._hits.push(is_hit)
             self._num_hits += 1

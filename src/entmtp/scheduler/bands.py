@@ -1,0 +1,87 @@
+"""What policies share: levels with thresholds, a dwell and a probe; classes of contexts."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from entmtp.errors import InputError
+
+__all__ = ["CONTEXTS", "PROBE_EVERY", "Bands", "LevelState", "check_rising", "context_class", "is_probe"]
+
+CONTEXTS = tuple(64 * 2**i for i in range(12))
+"""Committed tokens up to which steps cost alike."""
+
+PROBE_EVERY = 16
+"""Plain steps in a row after which something is drafted all the same: they tell nothing of it."""
+
+
+def context_class(context: int) -> int:
+    """Index in :data:`CONTEXTS`."""
+    return min(bisect_right(CONTEXTS, context), len(CONTEXTS) - 1)
+
+
+@dataclass
+class LevelState:
+    """State of one request.
+
+    Attributes:
+        level: of the last step.
+        num_steps_here: since it was reached.
+        num_plain: plain steps in a row.
+    """
+
+    level: int
+    num_steps_here: int
+    num_plain: int = 0
+
+
+@dataclass(frozen=True)
+class Bands:
+    """When a signal moves a request from level to level.
+
+    Attributes:
+        up: rising; entry i: level i + 1 is reached where the signal is at or above it.
+        down: rising; entry i: level i + 1 is left where the signal is below it; at most ``up[i]``.
+        min_dwell: steps at a level before the next change.
+        jumps: go all the way at once; else one level a step.
+    """
+
+    up: tuple[float, ...]
+    down: tuple[float, ...]
+    min_dwell: int = 1
+    jumps: bool = True
+
+    def start(self, level: int = 0) -> LevelState:
+        """At a level, free to leave it at once."""
+        return LevelState(level, self.min_dwell)
+
+    def move(self, state: LevelState, value: float) -> int:
+        """The level of the next step; changes the state."""
+        level = state.level
+        if state.num_steps_here >= self.min_dwell:
+            target = max(level, bisect_right(self.up, value))
+            target = min(target, bisect_right(self.down, value))
+            level = target if self.jumps else level + (target > level) - (target < level)
+        state.num_steps_here = state.num_steps_here + 1 if level == state.level else 1
+        state.level = level
+        return level
+
+
+def is_probe(state: LevelState, is_plain: bool) -> bool:
+    """Whether a step that would be plain drafts instead; counts plain steps in a row."""
+    state.num_plain = state.num_plain + 1 if is_plain else 0
+    if state.num_plain < PROBE_EVERY:
+        return False
+    state.num_plain = 0
+    return True
+
+
+def check_rising(name: str, values: Sequence[float]) -> None:
+    """Refuse thresholds that do not rise.
+
+    Raises:
+        InputError: names them.
+    """
+    if any(not low <= high for low, high in pairwise(values)) or any(v != v for v in values):
+        raise InputError(f"{name} is {list(values)}; thresholds must be numbers that rise")
