@@ -13,7 +13,7 @@ from pathlib import Path
 
 import entmtp
 from entmtp.loading.drafters import load_drafter
-from entmtp.loading.loader import POLICIES, make_scheduler
+from entmtp.scheduler import POLICIES, make_scheduler
 from entmtp.workload import read_prompts
 from paired import Config, decode_paired, encode_prompts, provenance, summary
 

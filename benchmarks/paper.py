@@ -24,7 +24,7 @@ import torch
 
 import entmtp
 from entmtp.loading.drafters import load_drafter
-from entmtp.loading.loader import make_scheduler
+from entmtp.scheduler import make_scheduler
 from entmtp.target.base import Segment, Target
 from entmtp.workload import read_prompts
 from paired import Config, decode_paired, encode_prompts, print_json, provenance, summary

@@ -99,7 +99,9 @@ class Calibration:
         trace: the traced texts in short, from :mod:`entmtp.calibrate.summary`.
         settings: how it was calibrated.
         provenance: versions and command line.
-        policies: fitted parameters by policy.
+        policies: by policy ``params``, ``fit_tokens_per_s`` and ``check_tokens_per_s`` on the texts
+            of both halves, and ``headroom_share``; ``clairvoyant`` is the bound. Empty where trees
+            were scored by decoding.
     """
 
     source: BankSource

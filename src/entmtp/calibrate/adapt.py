@@ -12,15 +12,18 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from entmtp.bank import Bank, BankSource, Calibration, EntryScore
+from entmtp.bank import Bank, BankSource, EntryScore
 from entmtp.calibrate.fit import fit_entries, timing_trees
+from entmtp.calibrate.fit_policies import fit_policies, rescale_policies
 from entmtp.calibrate.grow import GrowParams, grow_all
 from entmtp.calibrate.pareto import predicted_rate
 from entmtp.calibrate.summary import unpack_trace
 from entmtp.calibrate.timing import TimingParams, filler_tokens, probe_costs, time_steps
+from entmtp.calibrate.trace import Trace
 from entmtp.costs import CostTable
 from entmtp.engine import Engine
 from entmtp.errors import BankError
@@ -119,7 +122,11 @@ def refit_bank(bank: Bank, engine: Engine, progress: Progress | None = None) -> 
     costs = time_steps(engine, plans, filler_tokens(engine), _QUICK, progress)
     entries, scores = fit_entries(trace, costs, max_nodes)
     source = bank_source(engine, calibration.source.model)
-    return Bank.of(entries, scores, replace(calibration, source=source, costs=costs))
+    policies: Mapping[str, Any] = {}
+    if calibration.settings.get("verification") != "typical":
+        policies = fit_policies(trace, entries, costs, calibration.context)
+    calibration = replace(calibration, source=source, costs=costs, policies=policies)
+    return Bank.of(entries, scores, calibration)
 
 
 def _rescaled(bank: Bank, engine: Engine) -> Bank:
@@ -128,18 +135,25 @@ def _rescaled(bank: Bank, engine: Engine) -> Bank:
     assert calibration is not None  # noqa: S101 - the callers looked
     trees = [tree for tree in bank.entries.values() if tree.num_nodes]
     costs = probe_costs(engine, calibration.costs, trees, filler_tokens(engine))
-    return Bank.of(
+    trace = unpack_trace(calibration.trace)
+    policies = rescale_policies(
+        trace,
         bank.entries,
-        _rated(bank, calibration, costs),
-        replace(calibration, costs=costs),
+        calibration.policies,
+        (calibration.costs, costs),
+        calibration.context,
     )
+    scores = _rated(bank, trace, costs)
+    return Bank.of(bank.entries, scores, replace(calibration, costs=costs, policies=policies))
 
 
-def _rated(bank: Bank, calibration: Calibration, costs: CostTable) -> Mapping[str, EntryScore]:
-    fitting, _ = unpack_trace(calibration.trace).halves()
+def _rated(bank: Bank, trace: Trace, costs: CostTable) -> Mapping[str, EntryScore]:
+    assert bank.calibration is not None  # noqa: S101 - the callers looked
+    context = bank.calibration.context
+    fitting, _ = trace.halves()
 
     def rated(score: EntryScore, tree: Topology) -> EntryScore:
-        step_ms = costs.step_ms(tree, calibration.context)
+        step_ms = costs.step_ms(tree, context)
         return replace(score, step_ms=step_ms, tokens_per_s=predicted_rate(fitting, tree, costs))
 
     return {name: rated(score, bank.entries[name]) for name, score in bank.scores.items()}

@@ -12,6 +12,7 @@ from entmtp.bank import NONE, Bank, Calibration, EntryScore
 from entmtp.calibrate.adapt import bank_source
 from entmtp.calibrate.collect import TraceSettings
 from entmtp.calibrate.fit import find_candidates, mean_context, timing_trees
+from entmtp.calibrate.fit_policies import fit_policies
 from entmtp.calibrate.grow import GrownTree, GrowParams, grow_all
 from entmtp.calibrate.measure import Measured, measure_entries
 from entmtp.calibrate.pareto import Candidate, acceptance_frontier, select_entries
@@ -143,6 +144,9 @@ class Calibrator:
         if params.measure != "none" and params.typical is None:
             measured = self._measured(trace, records, entries, scores, costs)
             scores |= {name: _with_measured(scores[name], one) for name, one in measured.items()}
+        context, policies = mean_context(fitting), {}
+        if params.typical is None:  # under typical acceptance the text depends on the trees
+            policies = fit_policies(trace, entries, costs, context, self._at("fit"))
         settings = {
             "max_nodes": params.max_nodes,
             "measure": params.measure,
@@ -151,11 +155,11 @@ class Calibrator:
         calibration = Calibration(
             source=bank_source(self._engine, self._model),
             costs=costs,
-            context=mean_context(fitting),
+            context=context,
             trace=pack_trace(trace),
             settings=settings,
             provenance=provenance,
-            policies={},
+            policies=policies,
         )
         bank = Bank.of(entries, scores, calibration)
         return CalibrationRun(bank, trace, tuple(candidates), measured)

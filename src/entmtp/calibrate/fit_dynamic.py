@@ -19,6 +19,7 @@ from entmtp.costs import CostTable
 from entmtp.drafters.copying import MATCH_LENGTHS, NUM_MATCHES, SHARES
 from entmtp.growth import MAX_COPY, UNSCORED
 from entmtp.scheduler.dynamic import DynamicParams, DynamicScheduler, odds_features
+from entmtp.scheduler.signals import HIT_DECAY
 from entmtp.topology import Topology
 
 __all__ = ["fit_dynamic"]
@@ -29,7 +30,6 @@ BoolArray = npt.NDArray[np.bool_]
 
 _TRUST_BOUNDS = (0.08, 0.16, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75)
 _PRIOR_STEPS = 2.0
-_HIT_DECAY = 0.9
 _SHRINK = 8.0  # examples that the estimate of a larger class is worth
 _RIDGE = 1.0
 _ROOT_GAINS = (0.25, 0.35, 0.5, 0.7, 1.0)
@@ -108,8 +108,8 @@ def _trust(trace: Trace, is_hit: BoolArray, prior: float) -> FloatArray:
         trust[last : root + 1] = (known_steps * value + _PRIOR_STEPS * prior) / (
             known_steps + _PRIOR_STEPS
         )
-        mean = _HIT_DECAY * mean + (1 - _HIT_DECAY) * bool(is_hit[root])
-        weight = _HIT_DECAY * weight + (1 - _HIT_DECAY)
+        mean = HIT_DECAY * mean + (1 - HIT_DECAY) * bool(is_hit[root])
+        weight = HIT_DECAY * weight + (1 - HIT_DECAY)
         known, last = known + 1, root + 1
     return trust
 

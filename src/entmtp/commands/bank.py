@@ -1,6 +1,7 @@
 """``entmtp bank``: look at banks, compare them, and say whether one can be used."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +144,20 @@ def print_bank(found: "Bank") -> None:
             f"{_number(score['step_ms'], 2):>9}{_number(score['tokens_per_s'], 1):>10}"
             f"{_number(score['measured_tokens_per_s'], 1):>9}{_number(score['time_ratio'], 3):>12}"
             f"  {' '.join(score['source'])}"
+        )
+    if calibration is not None and calibration.policies:
+        _print_policies(calibration.policies)
+
+
+def _print_policies(policies: Mapping[str, Any]) -> None:
+    """Predicted tokens/s, fastest first; the bound is no policy that can be used."""
+    click.echo(f"\n{'policy':<17}{'fitted':>9}{'checked':>9}{'headroom':>10}")
+    rates = {name: found["check_tokens_per_s"] for name, found in policies.items()}
+    for name in sorted(rates, key=lambda name: -rates[name]):
+        found = policies[name]
+        click.echo(
+            f"{name:<17}{found['fit_tokens_per_s']:>9.1f}{rates[name]:>9.1f}"
+            f"{_number(found['headroom_share'], 3):>10}"
         )
 
 

@@ -94,8 +94,9 @@ _TREE_OPTIONS = (
         "--policy",
         default="auto",
         show_default=True,
-        metavar="[auto|fixed|hysteresis]",
-        help="How the tree of each step is chosen.",
+        metavar="[auto|plain|fixed|ladder|hysteresis|throughput|dynamic|chain-ema|chain-threshold]",
+        help="How the tree of each step is chosen; auto: the fastest by the bank. All but "
+        "plain, fixed and hysteresis need a calibrated bank.",
     ),
 )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from entmtp.bank import Bank, load_bank
-from entmtp.drafters.base import Drafter, check_depth
+from entmtp.drafters.base import Drafter
 from entmtp.drafters.empty import EmptyDrafter
 from entmtp.engine import Engine, EngineLimits
 from entmtp.errors import CheckpointError, InputError
@@ -16,28 +16,25 @@ from entmtp.loading.drafters import load_drafter
 from entmtp.loading.heads_source import named_base_model
 from entmtp.loading.native import load_native
 from entmtp.loading.tokenizers import load_tokenizer
-from entmtp.scheduler import FixedScheduler, HysteresisScheduler, TopologyScheduler
+from entmtp.scheduler import FixedScheduler, TopologyScheduler, make_scheduler
 from entmtp.target.base import Target, TargetConfig
 from entmtp.target.llama import LlamaTarget
 from entmtp.target.native import MAX_THREADS, NativeTarget
 from entmtp.target.native_weights import native_obstacle
 from entmtp.target.weights import iter_tensors, read_config
-from entmtp.topology import Topology, load_topology
+from entmtp.topology import Topology
 
 __all__ = [
     "BACKENDS",
     "DTYPES",
-    "POLICIES",
     "load",
     "load_target",
-    "make_scheduler",
     "set_threads",
     "use_threads",
 ]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BACKENDS = ("auto", "torch", "native")
-POLICIES = ("auto", "fixed", "hysteresis")
 
 
 def load(  # noqa: PLR0913 - keyword-only beyond the third
@@ -65,9 +62,12 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
             Face id of heads, or a drafter of one's own.
         bank: trees to choose from, or their file; ``None`` takes three shipped ones. A calibrated
             bank is first fitted to this process: see :mod:`entmtp.calibrate.adapt`.
-        policy: ``auto`` (the best tree of a calibrated bank, else ``hysteresis``), ``hysteresis``,
-            ``fixed`` (needs a topology), or a scheduler of one's own, which brings its trees:
-            topology and bank are then left out.
+        policy: a name of :data:`entmtp.scheduler.POLICIES`: ``auto`` (the policy that was fastest
+            on the texts which a calibrated bank was not fitted to, else ``hysteresis``),
+            ``plain``, ``fixed`` (the best tree of the bank, or the topology), ``hysteresis``, or,
+            with a calibrated bank, ``ladder``, ``throughput``, ``dynamic``, ``chain-ema`` or
+            ``chain-threshold``; or a scheduler of one's own, which brings its trees: topology and
+            bank are then left out.
         topology: one tree for every step: a shipped name, a bank entry, a JSON file or a
             :class:`Topology`; implies ``fixed``.
         dtype: ``int8`` (native), ``float32``, ``bfloat16`` or ``float16`` (torch); ``auto`` is
@@ -174,42 +174,6 @@ def _prefers_native(config: TargetConfig, dtype: str, place: torch.device, isa: 
     if dtype == "int8" or isa != "auto":
         return True
     return library.isas[0] != "portable" and native_obstacle(config) is None
-
-
-def make_scheduler(
-    policy: str, drafter: Drafter, bank: Bank | None, topology: str | Topology | None
-) -> TopologyScheduler:
-    """Make a scheduler; arguments as :func:`load`.
-
-    Raises:
-        InputError: unknown policy, or a policy and a topology that exclude each other.
-        TopologyError: the topology does not fit the drafter.
-    """
-    if policy not in POLICIES:
-        raise InputError(f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}")
-    if isinstance(drafter, EmptyDrafter):
-        if policy == "hysteresis" or topology not in (None, "none", Topology(())):
-            raise InputError("the drafter 'none' is plain decoding; trees need another drafter")
-        return FixedScheduler.plain()
-    if topology is not None:
-        if policy == "hysteresis":
-            raise InputError("hysteresis chooses among trees; leave out the topology, or use fixed")
-        name, tree = _named_tree(topology, bank)
-        check_depth(drafter, tree)
-        return FixedScheduler(name, tree)
-    if policy == "fixed":
-        raise InputError("the policy 'fixed' needs a topology, for example tree16")
-    if policy == "auto" and bank is not None and bank.calibration is not None:
-        return FixedScheduler(bank.best, bank.get(bank.best))
-    return HysteresisScheduler((bank or Bank.shipped()).fitted(drafter.max_depth))
-
-
-def _named_tree(topology: str | Topology, bank: Bank | None) -> tuple[str, Topology]:
-    if isinstance(topology, Topology):
-        return topology.digest, topology
-    if bank is not None and topology in bank.entries:
-        return topology, bank.entries[topology]
-    return Path(topology).name, load_topology(topology)
 
 
 def _device(name: str) -> torch.device:

@@ -7,7 +7,15 @@ from itertools import pairwise
 
 from entmtp.errors import InputError
 
-__all__ = ["CONTEXTS", "PROBE_EVERY", "Bands", "LevelState", "check_rising", "context_class", "is_probe"]
+__all__ = [
+    "CONTEXTS",
+    "PROBE_EVERY",
+    "Bands",
+    "LevelState",
+    "check_rising",
+    "context_class",
+    "is_probe",
+]
 
 CONTEXTS = tuple(64 * 2**i for i in range(12))
 """Committed tokens up to which steps cost alike."""

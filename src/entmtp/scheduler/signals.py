@@ -6,7 +6,7 @@ distribution is one-hot and says nothing.
 
 from dataclasses import dataclass
 
-__all__ = ["Signal", "SignalTracker"]
+__all__ = ["DECAY", "HIT_DECAY", "Signal", "SignalTracker"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Signal:
     batch: int = 1
 
 
-_HIT_DECAY = 0.9
+DECAY, HIT_DECAY = 0.8, 0.9
+"""Weight of the past in the averages; that of hits is slower."""
 
 
 class _Ema:
@@ -61,10 +62,10 @@ class _Ema:
 class SignalTracker:
     """Keeps the signals of one sequence; bounded state."""
 
-    def __init__(self, decay: float = 0.8) -> None:
+    def __init__(self, decay: float = DECAY) -> None:
         """Start before the first token; ``decay`` is the weight of the past in each average."""
         self._p0, self._entropy, self._accepted = _Ema(decay), _Ema(decay), _Ema(decay)
-        self._hits = _Ema(_HIT_DECAY)
+        self._hits = _Ema(HIT_DECAY)
         self._last = (0.0, 0.0)
         self._num_steps = self._num_hits = 0
 

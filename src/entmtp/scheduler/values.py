@@ -1,11 +1,20 @@
-"""Signals as numbers that policies compare, all read so that a larger one means more predictable."""
+"""Signals as numbers that policies compare: the larger, the more predictable is the text."""
 
 from collections.abc import Mapping
 
 from entmtp.errors import InputError
 from entmtp.scheduler.signals import Signal
 
-__all__ = ["FEEDBACK", "PRIOR_HIT", "PRIOR_STEPS", "SIGNALS", "check_signal", "score", "signal_value"]
+__all__ = [
+    "FEEDBACK",
+    "KNOWN_STEPS",
+    "PRIOR_HIT",
+    "PRIOR_STEPS",
+    "SIGNALS",
+    "check_signal",
+    "score",
+    "signal_value",
+]
 
 SIGNALS = ("entropy", "p0", "entropy_ema", "p0_ema", "accepted_ema", "hit_ema")
 """Names of the free signals, in the order in which they are summed."""
