@@ -91,9 +91,9 @@ def grow_or_keep(
 
 def _grown_tree(plan: GrowthPlan, room: GrowthRoom, index: int) -> GrownTree:
     """What the core put into its room."""
-    found = room.for_core[index]
+    found = room.places[index]
     num_nodes, num_copied = found.num_nodes, found.num_copied
-    tokens = torch.from_numpy(room.tokens[index, : num_nodes + num_copied].astype(np.int64))
+    tokens = room.tokens[index, : num_nodes + num_copied].astype(np.int64)
     kept = room.kept[index, : found.num_kept].tolist()
     return GrownTree(plan, tokens, room.codes[index, :num_nodes].copy(), kept, found.attach)
 
