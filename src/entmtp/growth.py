@@ -73,10 +73,12 @@ class Subtree:
     Attributes:
         topology: of them.
         nodes: int64 ``(N,)``: for each node of the topology, root included, that of the envelope.
+        num_copied: nodes of the copy's own.
     """
 
     topology: Topology
     nodes: npt.NDArray[np.int64]
+    num_copied: int
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,8 @@ class GrowthRule:
             }
             topology = Topology(tuple(sorted(paths, key=lambda path: (len(path), path))))
             order = [0, *(paths[path] for path in topology.paths)]
-            found = Subtree(topology, np.array(order, dtype=np.int64))
+            num_copied = sum(node > size for node in nodes)
+            found = Subtree(topology, np.array(order, dtype=np.int64), num_copied)
             if len(self._subtrees) >= _MAX_SUBTREES:
                 self._subtrees.clear()
             self._subtrees[key] = found

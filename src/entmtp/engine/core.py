@@ -367,7 +367,7 @@ class Engine:
                 self._observe(sequence, output.logits[row][nodes])
             sequence.cache.commit(nodes)
             self.drafter.commit(sequence.drafter_state, output.hidden[row][nodes], tokens)
-            sequence.record_step(trees[row].topology.num_nodes, len(tokens) - 1, *next(signals))
+            sequence.record_step(trees[row], len(tokens) - 1, *next(signals))
             emitted.append((sequence, tokens))
         return emitted
 

@@ -162,17 +162,19 @@ class ActiveSequence:
         """Take the signals of the distribution that the first token was drawn from."""
         self._tracker.start(entropy, p0)
 
-    def record_step(self, num_nodes: int, num_accepted: int, entropy: float, p0: float) -> None:
+    def record_step(self, tree: DraftTree, num_accepted: int, entropy: float, p0: float) -> None:
         """Log a step; take the signals of the distribution its bonus token was drawn from."""
         entropy_before, p0_before = self._tracker.last
         self._steps.append(
             StepRecord(
                 topology=self._decision.name,
-                num_nodes=num_nodes,
+                num_nodes=tree.topology.num_nodes,
                 num_accepted=num_accepted,
                 entropy=entropy_before,
                 p0=p0_before,
                 bin=self._decision.bin,
+                num_copied=tree.num_copied,
+                depth=tree.topology.max_depth,
             )
         )
         self._tracker.step(entropy, p0, num_accepted, self._is_hit)
