@@ -119,7 +119,7 @@ def plot_explanation(explanation: Explanation, file: Path) -> None:
     kept = [r.num_accepted for r in records]
     tokens.plot(places, kept, "o", color="C3", markersize=3, label="kept")
     tokens.set_ylabel("draft tokens")
-    tokens.legend(fontsize="small", ncols=3, loc="upper right")
+    tokens.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
     bottom = [0.0] * len(steps)
     for index, name in enumerate(_TIMES):
         values = [getattr(step, name) for step in steps]
@@ -127,7 +127,7 @@ def plot_explanation(explanation: Explanation, file: Path) -> None:
         bottom = [low + value for low, value in zip(bottom, values, strict=True)]
     times.set_ylabel("ms")
     times.set_xlabel("step")
-    times.legend(fontsize="small", ncols=4, loc="upper right")
+    times.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
     stats = explanation.result.stats
     figure.suptitle(
         f"{stats.policy}, {stats.drafter}, {stats.backend}: {stats.num_tokens} tokens in "

@@ -114,7 +114,9 @@ class NativeHeadsDrafter:
             return trees
         base = self._base_rows([requests[i] for i in wanted])
         if is_filled_in_core(requests, picker):
-            filled = self._heads.fill(base, [tree_request(requests[i]) for i in wanted])
+            filled = self._heads.fill(
+                base, [tree_request(requests[i], self.hot_ids) for i in wanted]
+            )
             for index, tokens in zip(wanted, filled, strict=True):
                 trees[index] = torch.from_numpy(tokens.astype(np.int64))
             return trees
@@ -127,7 +129,7 @@ class NativeHeadsDrafter:
 
     def grow(self, requests: Sequence[GrowRequest]) -> list[GrownTree]:
         """Grow one tree a request, all in one call of the core."""
-        return grow_or_keep(requests, self._room, self._grow_in_core)
+        return grow_or_keep(requests, self._room, self.hot_ids, self._grow_in_core)
 
     def _grow_in_core(self, requests: Sequence[GrowRequest], tasks: Sequence[GrowthTask]) -> None:
         self._heads.grow(self._base_rows(requests), tasks, self._room)

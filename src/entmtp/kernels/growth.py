@@ -25,7 +25,7 @@ class GrowthTask:
         plan: that opens its root.
         root: token.
         copy: what followed the same words earlier.
-        noise: ``(V,)`` for each depth, where columns are ranked by noise + score * scale.
+        noise: ``(columns,)`` for each depth, where columns are ranked by noise + score * scale.
         scale: see there.
     """
 
