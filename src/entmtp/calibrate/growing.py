@@ -22,7 +22,8 @@ class GrownStep:
         accepted: draft tokens that are kept.
         kept: nodes that are checked, best first.
         attach: node that those of the copy hang on.
-        is_hit: whether the drafter's best first token is right; ``None`` where it is not checked.
+        is_hit: whether the drafter's best first token is right; ``None`` where it is not checked
+            or not in the envelope.
         cost_ms: of the step.
     """
 
@@ -47,6 +48,7 @@ class GrowthReplay:
             raise TraceError(
                 "the trace has no envelope, so trees cannot be grown on it; trace with --envelope"
             )
+        self._has_best = self.envelope.paths[0] == (0,)
         self._codes = trace.codes
         self._deepest: npt.NDArray[np.int64] = deepest_nodes(trace, self.envelope)
         self._match, self._hits = trace.copy_match, trace.copy_hits
@@ -56,7 +58,16 @@ class GrowthReplay:
         ]
 
     def step(self, plan: GrowthPlan, root: int) -> GrownStep:
-        """One step whose root is a position of the trace; the plan has the same envelope."""
+        """One step whose root is a position of the trace that has a token behind it.
+
+        Raises:
+            TraceError: the plan grows trees in another envelope.
+        """
+        if plan.rule.envelope != self.envelope:
+            raise TraceError(
+                f"the policy grows trees in an envelope of {plan.rule.envelope.num_nodes} nodes, "
+                f"not in that of the trace, which has {self.envelope.num_nodes}; trace with it"
+            )
         match = int(self._match[root])
         copy = None if match == NO_COPY else Copy(match, (0,) * MAX_COPY)
         grower = Grower(plan, copy)
@@ -76,7 +87,7 @@ class GrowthReplay:
             self._accepted(root, kept),
             tuple(kept),
             attach,
-            1 in self._paths[int(self._deepest[root])] if 1 in kept else None,
+            1 in self._paths[int(self._deepest[root])] if self._has_best and 1 in kept else None,
             cost + float(costs.rows[len(kept)]),
         )
 
