@@ -8,7 +8,14 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from entmtp.drafters.base import Drafter, DrafterState, DraftRequest, GrownTree, GrowRequest
+from entmtp.drafters.base import (
+    Drafter,
+    DrafterState,
+    DraftPlan,
+    DraftRequest,
+    GrownTree,
+    GrowRequest,
+)
 from entmtp.drafters.copying import NUM_MATCHES
 from entmtp.growth import (
     COPY_RANK,
@@ -28,6 +35,7 @@ from exactness import random_topology
 
 __all__ = [
     "GrowingScheduler",
+    "SignalScheduler",
     "SlowTree",
     "by_hand",
     "check_tree",
@@ -259,3 +267,25 @@ class GrowingScheduler:
         if state.random() < self._fixed_share:
             return SchedulerDecision("fixed", envelope)
         return SchedulerDecision("grown", random_plan(state.randrange(2**32), envelope))
+
+
+class SignalScheduler:
+    """Some plans, in an order that follows from the signal alone.
+
+    Entropies are looked at as a trace keeps them, so that decoding and replay see the same.
+    """
+
+    policy = "by signal"
+
+    def __init__(self, seed: int, plans: Sequence[DraftPlan]) -> None:
+        self._seed, self._plans = seed, plans
+
+    def start(self) -> None:
+        return None
+
+    def choose(self, state: None, signal: Signal) -> SchedulerDecision:
+        read = [float(np.float32(value)) for value in (signal.entropy, signal.p0)]
+        counted = (signal.accepted_ema, signal.hit_ema, signal.hit_weight)
+        seen = (self._seed, *read, *counted, signal.num_steps, signal.context)
+        index = random.Random(repr(seen)).randrange(len(self._plans))
+        return SchedulerDecision(f"plan{index}", self._plans[index], index)
