@@ -58,7 +58,16 @@ class GrowthReplay:
         ]
 
     def step(self, plan: GrowthPlan, root: int) -> GrownStep:
-        """One step whose root is a position of the trace; the plan has the same envelope."""
+        """One step whose root is a position of the trace that has a token behind it.
+
+        Raises:
+            TraceError: the plan grows trees in another envelope.
+        """
+        if plan.rule.envelope != self.envelope:
+            raise TraceError(
+                f"the policy grows trees in an envelope of {plan.rule.envelope.num_nodes} nodes, "
+                f"not in that of the trace, which has {self.envelope.num_nodes}; trace with it"
+            )
         match = int(self._match[root])
         copy = None if match == NO_COPY else Copy(match, (0,) * MAX_COPY)
         grower = Grower(plan, copy)

@@ -24,7 +24,7 @@ from entmtp.drafters.native_rows import (
     is_filled_in_core,
     tree_request,
 )
-from entmtp.drafters.picking import LevelRows, Picker, ScoredRows
+from entmtp.drafters.picking import LevelRows, Picker
 from entmtp.kernels.core import NativeKVCache
 from entmtp.kernels.drafts import BlockPart, BlockText, NativeBlock
 from entmtp.kernels.growth import GrowthRoom, GrowthTask
@@ -209,8 +209,7 @@ class NativeRecurrentDrafter:
         features = np.concatenate([row for row, _ in inputs])
         tokens = np.concatenate([token for _, token in inputs])
         output = self._block.forward(parts, features, tokens, wanted)
-        scores = torch.from_numpy(output.scores)
-        picker.pick(ScoredRows(**vars(rows), scores=scores, hot_ids=self.hot_ids))
+        picker.pick(rows.scored(torch.from_numpy(output.scores), self.hot_ids))
         return output.hidden
 
 
