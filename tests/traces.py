@@ -1,8 +1,17 @@
 """Traces that were never decoded: random ranks, for tests of replay and growth."""
 
+import random
+from dataclasses import fields, replace
+
 import numpy as np
 
-from entmtp.calibrate.trace import MISS, Trace, TraceFacts
+from entmtp.calibrate.trace import MISS, NO_COPY, Trace, TraceFacts
+from entmtp.drafters.copying import NUM_MATCHES
+from entmtp.growth import MAX_COPY, NUM_CODES
+from entmtp.topology import Topology
+from exactness import random_topology
+
+__all__ = ["FACTS", "cut_texts", "kept", "random_trace", "small_tree", "with_growth"]
 
 FACTS = TraceFacts(
     model="tiny",
@@ -43,4 +52,53 @@ def random_trace(seed: int, num_texts: int = 6, depth: int = 3, max_rank: int = 
         np.exp(-entropy).astype(np.float32),
         rng.random((total, depth)).astype(np.float16),
         np.zeros((total, 0), dtype=np.uint8),
+        np.full(total, NO_COPY, dtype=np.uint8),
+        np.zeros(total, dtype=np.uint8),
+        np.zeros(total, dtype=np.uint8),
     )
+
+
+def with_growth(trace: Trace, envelope: Topology, seed: int = 3) -> Trace:
+    """The trace with random codes of an envelope, and random copies at most of its roots."""
+    rng = np.random.default_rng(seed)
+    total = trace.num_tokens
+    is_copy = rng.random(total) < 0.7
+    left = np.repeat(trace.offsets[1:], np.diff(trace.offsets)) - 1 - np.arange(total)
+    hits = np.minimum(rng.integers(0, MAX_COPY + 1, total) * (rng.random(total) < 0.7), left)
+    return replace(
+        trace,
+        facts=replace(trace.facts, envelope=envelope.paths),
+        codes=rng.integers(0, NUM_CODES, (total, envelope.num_nodes)).astype(np.uint8),
+        copy_match=np.where(is_copy, rng.integers(0, NUM_MATCHES, total), NO_COPY).astype(np.uint8),
+        copy_hits=(hits * is_copy).astype(np.uint8),
+        copy_node=(rng.integers(0, envelope.num_rows, total) * is_copy).astype(np.uint8),
+    )
+
+
+def cut_texts(trace: Trace, sizes: np.ndarray) -> Trace:
+    """The first tokens of every text."""
+    spans = zip(trace.offsets[:-1].tolist(), sizes.tolist(), strict=True)
+    index = np.concatenate([np.arange(start, start + size) for start, size in spans])
+    values = {field.name: getattr(trace, field.name) for field in fields(trace)}
+    columns = {
+        name: column[index]
+        for name, column in values.items()
+        if isinstance(column, np.ndarray) and name not in ("offsets", "prompt_lengths")
+    }
+    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    return replace(trace, offsets=offsets, **columns)
+
+
+def kept(trace: Trace, root: int, tree: Topology) -> int:
+    """Longest prefix of the ranks at a root that is a path of the tree."""
+    path: tuple[int, ...] = ()
+    for rank in trace.ranks[root].tolist():
+        if (*path, rank) not in tree.paths:
+            break
+        path = (*path, rank)
+    return len(path)
+
+
+def small_tree(rng: random.Random) -> Topology:
+    """A tree that a random trace can meet."""
+    return random_topology(rng, max_nodes=14, max_depth=3)

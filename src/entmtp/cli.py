@@ -11,6 +11,7 @@ from entmtp.commands.calibrate import calibrate
 from entmtp.commands.chat import chat
 from entmtp.commands.check import check
 from entmtp.commands.demo import demo
+from entmtp.commands.explain import explain
 from entmtp.commands.generate import generate
 from entmtp.commands.heads import heads
 from entmtp.commands.info import info
@@ -37,6 +38,7 @@ for command in (
     generate,
     chat,
     demo,
+    explain,
     check,
     quality,
     trace,

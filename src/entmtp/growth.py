@@ -73,10 +73,12 @@ class Subtree:
     Attributes:
         topology: of them.
         nodes: int64 ``(N,)``: for each node of the topology, root included, that of the envelope.
+        num_copied: nodes of the copy's own.
     """
 
     topology: Topology
     nodes: npt.NDArray[np.int64]
+    num_copied: int
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,8 @@ class GrowthRule:
             }
             topology = Topology(tuple(sorted(paths, key=lambda path: (len(path), path))))
             order = [0, *(paths[path] for path in topology.paths)]
-            found = Subtree(topology, np.array(order, dtype=np.int64))
+            num_copied = sum(node > size for node in nodes)
+            found = Subtree(topology, np.array(order, dtype=np.int64), num_copied)
             if len(self._subtrees) >= _MAX_SUBTREES:
                 self._subtrees.clear()
             self._subtrees[key] = found
@@ -241,7 +244,7 @@ class GrowthPlan:
         costs: what they cost.
         signal_class: row of the rule's tables.
         rate: tokens that a millisecond is worth.
-        depth: deepest nodes; at most the envelope's.
+        depth: deepest nodes, those of a copy included; it may lie beyond the envelope's.
     """
 
     rule: GrowthRule
@@ -249,6 +252,25 @@ class GrowthPlan:
     signal_class: int
     rate: float
     depth: int
+
+    def __post_init__(self) -> None:
+        """Refuse costs that end before the rule does, since the native core reads all of them.
+
+        Raises:
+            TopologyError: says what does not fit.
+        """
+        rule, costs = self.rule, self.costs
+        if not 0 <= self.signal_class < rule.num_classes:
+            raise TopologyError(
+                f"the rule has {rule.num_classes} classes of signals; there is no class "
+                f"{self.signal_class}"
+            )
+        depth = min(len(costs.draft), len(costs.draft_row))
+        if len(costs.rows) <= rule.max_nodes or depth < rule.envelope.max_depth:
+            raise TopologyError(
+                f"the costs are of {len(costs.rows) - 1} nodes and {depth} depths; the rule grows "
+                f"trees of {rule.max_nodes} nodes and {rule.envelope.max_depth} depths"
+            )
 
     @classmethod
     def whole(cls, envelope: Topology) -> "GrowthPlan":
@@ -315,7 +337,9 @@ class Grower:
         chosen: list[int] = []
         surplus = 0.0
         for node in envelope.levels[depth].parents.tolist():
-            margin = self._values.get(node, 0.0) * self._left_by_copy(node) * gain - further
+            if node not in self._values:
+                continue
+            margin = self._values[node] * self._left_by_copy(node) * gain - further
             if margin > 0:
                 chosen.append(node)
                 surplus += margin

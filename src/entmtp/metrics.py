@@ -18,6 +18,8 @@ class StepRecord:
         entropy: nats, of the target distribution that the root was drawn from.
         p0: top-1 probability of the same distribution.
         bin: the scheduler's bin, for replay.
+        num_copied: those of the draft tokens that were copied from earlier in the text.
+        depth: of the tree that was checked.
     """
 
     topology: str
@@ -26,6 +28,8 @@ class StepRecord:
     entropy: float
     p0: float
     bin: int
+    num_copied: int = 0
+    depth: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,11 @@ class DecodeStats:
         return sum(step.num_accepted for step in self.steps)
 
     @property
+    def num_copied(self) -> int:
+        """Draft tokens checked that were copied from earlier in the text."""
+        return sum(step.num_copied for step in self.steps)
+
+    @property
     def mean_acceptance_length(self) -> float:
         """Tokens a step, bonus included: 1 + accepted / steps; 1.0 where there was no step."""
         return 1.0 + self.num_accepted / self.num_steps if self.steps else 1.0
@@ -101,6 +110,7 @@ class DecodeStats:
             "num_tokens": self.num_tokens,
             "num_steps": self.num_steps,
             "num_drafted": self.num_drafted,
+            "num_copied": self.num_copied,
             "num_accepted": self.num_accepted,
             "mean_acceptance_length": self.mean_acceptance_length,
             "acceptance_rate": self.acceptance_rate,

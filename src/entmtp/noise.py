@@ -28,6 +28,22 @@ class NoiseSource:
         """Noise of token ids ``0 .. num_tokens - 1`` under a seed; bounded memory."""
         self._seed, self._num_tokens = seed, num_tokens
         self._kept: dict[int, Tensor] = {}
+        self._ids: Tensor | None = None
+        self._of_ids: dict[int, Tensor] = {}
+
+    def of(self, position: int, ids: Tensor) -> Tensor:
+        """Noise of some token ids at a position, not to be written to; ids int64 ``(n,)``.
+
+        Rows are kept while the ids are the same tensor.
+        """
+        if ids is not self._ids:
+            self._ids, self._of_ids = ids, {}
+        noise = self._of_ids.get(position)
+        if noise is None:
+            noise = self._of_ids[position] = self._some(position, ids)
+            if len(self._of_ids) > _KEPT_POSITIONS:
+                del self._of_ids[min(self._of_ids)]
+        return noise
 
     def at(self, position: int, device: torch.device) -> Tensor:
         """:func:`gumbel_noise` at a position; not to be written to."""
@@ -53,6 +69,13 @@ class NoiseSource:
             return _best_candidate(library, self._seed, position, scores)
         # a tenth of the time of torch's; the first of equal ones, as there
         return int((scores + self.at(position, scores.device)).numpy().argmax())
+
+    def _some(self, position: int, ids: Tensor) -> Tensor:
+        library = load_library()
+        if library is None or not ids.is_cpu:
+            return self.at(position, ids.device)[ids]
+        words = library.noise_words(self._seed, position, self._num_tokens)
+        return gumbel(torch.from_numpy(words[ids.numpy()]))
 
     def _row(self, position: int, device: torch.device) -> Tensor:
         library = load_library()

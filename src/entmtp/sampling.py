@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _MASK32 = 0xFFFFFFFF
+_FIRST_NUCLEUS = 256
 
 
 def draw_seed() -> int:
@@ -179,16 +180,32 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
         _, keep = stable_top_k(scores, params.top_k)
         scores = torch.full_like(scores, -math.inf).index_copy_(0, keep, scores[keep])
     if params.top_p < 1:
-        ordered, index = torch.sort(scores, descending=True, stable=True)
-        probs = torch.softmax(ordered, dim=0)
-        mass_before = torch.cumsum(probs, dim=0) - probs
-        is_dropped = mass_before >= params.top_p
-        is_dropped[0] = False  # a top_p below the smallest float32 compares as 0
-        scores[index[is_dropped]] = -math.inf
+        keep = _nucleus(scores, params.top_p)
+        scores = torch.full_like(scores, -math.inf).index_copy_(0, keep, scores[keep])
     if params.min_p > 0:
         floor = scores.max() + math.log(params.min_p)
         scores = torch.where(scores < floor, -math.inf, scores)
     return scores
+
+
+def _nucleus(scores: Tensor, top_p: float) -> Tensor:
+    """Indices of the best tokens, as many as are needed to reach a mass; at least one.
+
+    A token is kept where those before it have less than the mass. Few are needed as a rule, so the
+    row is sorted no further than that.
+    """
+    probs, size, count = torch.softmax(scores, dim=0), scores.numel(), _FIRST_NUCLEUS
+    while True:
+        _, index = stable_top_k(scores, min(count, size))
+        own = probs[index]
+        is_beyond = torch.cumsum(own, dim=0) - own >= top_p
+        is_beyond[0] = False  # a top_p below the smallest float32 compares as 0
+        beyond = torch.nonzero(is_beyond)
+        if len(beyond):
+            return index[: int(beyond[0])]
+        if count >= size:
+            return index
+        count *= 8
 
 
 def token_scores(

@@ -1,6 +1,7 @@
 """Trees that the core grows: those of the slow twin, in one call."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,21 +14,10 @@ from numpy.testing import assert_array_equal
 from draft_cases import DRAFTERS, Text, core_drafter, make_heads
 from entmtp.drafters.base import Coupling, Drafter, DraftRequest, GrownTree, GrowRequest
 from entmtp.drafters.picking import ScoredRows, set_best_children
-from entmtp.growth import (
-    CODES_PER_NAT,
-    COPY_RANK,
-    MAX_COPY,
-    NUM_CODES,
-    UNSCORED,
-    Copy,
-    CopyTable,
-    Grower,
-    GrowthCosts,
-    GrowthPlan,
-    GrowthRule,
-)
+from entmtp.growth import CODES_PER_NAT, NUM_CODES, UNSCORED, GrowthPlan
 from entmtp.noise import NoiseSource
 from entmtp.topology import Topology
+from growing import by_hand, check_tree, filling, random_copy, random_plan
 from native_cases import make_native, needs_library
 from strategies import topologies
 
@@ -60,33 +50,6 @@ def _depth_of(name: str) -> int:
     return make_heads(name, CASE).config.num_heads if not name.startswith("mtp") else 5
 
 
-def _random_plan(envelope: Topology, seed: int) -> GrowthPlan:
-    rng = np.random.default_rng(seed)
-    size, depth = envelope.num_nodes, envelope.max_depth
-    table = rng.random((3, size, NUM_CODES), dtype=np.float32)
-    table = np.sort(table, axis=-1)[..., ::-1] if seed % 2 else table
-    length = int(rng.integers(0, MAX_COPY + 1))
-    copies = CopyTable(rng.random((4, length)), rng.random((4, length))) if length else None
-    rule = GrowthRule(envelope, table, rng.random((3, depth)), copies)
-    rows = np.cumsum(rng.random(size + length + 1)) + 1
-    costs = GrowthCosts(rows, rng.random(depth) * 0.4, rng.random(depth) * 0.2)
-    rate = float(rng.choice([0.0, 0.2, 0.5, 1.0, 4.0]))
-    limit = int(rng.integers(0, max(depth, length) + 2))
-    return GrowthPlan(rule, costs, int(rng.integers(3)), rate, limit)
-
-
-def _random_copy(drafter: Drafter, text: Text, request: GrowRequest, seed: int) -> Copy | None:
-    """Some tokens of a path that the drafter proposes, then others; sometimes nothing."""
-    rng = random.Random(seed)
-    envelope = request.plan.rule.envelope
-    whole = DraftRequest(text.start(drafter, CASE), request.root, envelope, request.coupling)
-    [tokens] = drafter.fill([whole], _Codes(1, envelope.num_rows))  # type: ignore[attr-defined]
-    path = envelope.path_nodes(rng.randrange(envelope.num_rows))[1:]
-    followed = [int(tokens[node]) for node in path][: rng.randrange(4)]
-    followed += [rng.randrange(40) for _ in range(rng.randrange(MAX_COPY - 4))]
-    return Copy(rng.randrange(4), tuple(followed)) if followed else None
-
-
 def _coupling(number: int) -> Coupling | None:
     if number % 2:
         return None
@@ -94,27 +57,17 @@ def _coupling(number: int) -> Coupling | None:
     return Coupling(NoiseSource(number, vocab_size), 0.7, 20 + number)
 
 
-def _by_hand(
-    drafter: Drafter, text: Text, request: GrowRequest
-) -> tuple[tuple[list[int], int], set[int]]:
-    """Nodes kept, where the copy hangs, and nodes scored, from the codes of the whole envelope."""
-    whole = DraftRequest(
-        text.start(drafter, CASE), request.root, request.plan.rule.envelope, request.coupling
-    )
-    picker = _Codes(1, whole.plan.num_rows)
-    [tokens] = drafter.fill([whole], picker)  # type: ignore[attr-defined]
-    grower = Grower(request.plan, request.copy)
-    scored: set[int] = set()
-    for depth, level in enumerate(whole.plan.levels):
-        rows = grower.open_rows(depth)
-        if not rows:
-            break
-        parents = level.parents[level.parent_rows]
-        children = [int(c) for c, p in zip(level.children, parents, strict=True) if int(p) in rows]
-        codes = [int(picker.codes[0, c]) for c in children]
-        grower.take(children, codes, grower.copied(children, tokens[children].tolist()))
-        scored |= set(children)
-    return grower.keep(), scored
+def _scored(
+    drafter: Drafter, requests: Sequence[GrowRequest], texts: Sequence[Text]
+) -> list[tuple[np.ndarray, list[int]]]:
+    """Codes and tokens of the whole envelope of each request, from scores in torch."""
+    found = []
+    for text, request in zip(texts, requests, strict=True):
+        whole = filling(replace(request, state=text.start(drafter, CASE)))
+        picker = _Codes(1, whole.plan.num_rows)
+        [tokens] = drafter.fill([whole], picker)  # type: ignore[attr-defined]
+        found.append((picker.codes[0], tokens.tolist()))
+    return found
 
 
 @pytest.mark.parametrize("name", list(DRAFTERS))
@@ -142,7 +95,7 @@ def test_a_whole_envelope_is_that_of_filling_it(name: str) -> None:
     picker = _Codes(len(texts), envelope.num_rows)
     filled = drafter.fill(fills, picker)  # type: ignore[attr-defined]
     for at, (one, tokens) in enumerate(zip(grown, filled, strict=True)):
-        assert torch.equal(one.tokens, tokens)
+        assert_array_equal(one.tokens, tokens)
         assert_array_equal(one.codes, picker.codes[at])
         assert sorted(one.kept) == list(range(1, envelope.num_rows))
         assert torch.equal(one.tree.tokens, tokens)
@@ -158,38 +111,19 @@ def test_trees_grow_as_those_of_the_twin(data: st.DataObject, name: str, threads
     texts, requests = [], []
     for number in range(data.draw(st.integers(1, 3), label="texts")):
         text = Text(number, data.draw(st.sampled_from((1, 17, 128)), label="size"))
-        plan = _random_plan(data.draw(trees, label="envelope"), data.draw(st.integers(0, 10**6)))
+        plan = random_plan(data.draw(st.integers(0, 10**6)), data.draw(trees, label="envelope"))
         state = text.start(drafter, CASE)
         request = GrowRequest(state, text.root(CASE), plan, _coupling(number))
-        copy = _random_copy(drafter, text, request, data.draw(st.integers(0, 10**6)))
-        requests.append(replace(request, copy=copy))
+        copy = random_copy(drafter, request, data.draw(st.integers(0, 10**6)))
+        requests.append(replace(request, state=text.start(drafter, CASE), copy=copy))
         texts.append(text)
     grown: list[GrownTree] = drafter.grow(requests)  # type: ignore[attr-defined]
-    for text, request, found in zip(texts, requests, grown, strict=True):
-        (kept, attach), scored = _by_hand(drafter, text, request)
-        assert list(found.kept) == kept
-        assert found.attach == attach
-        assert set(np.flatnonzero(found.codes != UNSCORED).tolist()) == scored
-        _check_tree(drafter, text, request, found)
-
-
-def _check_tree(drafter: Drafter, text: Text, request: GrowRequest, found: GrownTree) -> None:
-    """Nodes of the envelope hold what filling gives, the others the copy; no child twice."""
-    tree = found.tree
-    paths = tree.topology.paths
-    own = Topology(tuple(path for path in paths if COPY_RANK not in path))
-    state = text.start(drafter, CASE)
-    [filled] = drafter.draft([DraftRequest(state, request.root, own, request.coupling)])
-    expected = dict(zip(own.paths, filled.tokens[1:].tolist(), strict=True))
-    for path, token in zip(paths, tree.tokens[1:].tolist(), strict=True):
-        if COPY_RANK not in path:
-            assert token == expected[path]
-        else:
-            assert request.copy is not None
-            assert token == request.copy.tokens[len(path) - 1]
-    for children in tree.topology.children:
-        tokens = tree.tokens[list(children)].tolist()
-        assert len(set(tokens)) == len(tokens)
+    scored = _scored(drafter, requests, texts)
+    for text, request, found, (codes, tokens) in zip(texts, requests, grown, scored, strict=True):
+        _, own, kept = by_hand(request, codes, tokens)
+        assert (list(found.kept), found.attach) == kept
+        assert_array_equal(found.codes, own)
+        check_tree(drafter, request, text.start(drafter, CASE), found)
 
 
 def test_a_drafter_goes_on_after_growing() -> None:
@@ -201,7 +135,7 @@ def test_a_drafter_goes_on_after_growing() -> None:
         text = Text(0, 20)
         grown, plain = text.start(drafter, CASE), text.start(drafter, CASE)
         for step in range(4):
-            plan = _random_plan(envelope, rng.randrange(10**6))
+            plan = random_plan(rng.randrange(10**6), envelope)
             drafter.grow([GrowRequest(grown, 7, plan)])  # type: ignore[attr-defined]
             hidden = text.hidden(CASE, 30)[20 + step : 21 + step]
             for state in (grown, plain):

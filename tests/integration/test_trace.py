@@ -20,8 +20,9 @@ from entmtp.drafters.empty import EmptyDrafter
 from entmtp.engine import Engine, GenerationResult, Request
 from entmtp.errors import InputError, TopologyError, TraceError
 from entmtp.growth import UNSCORED, GrowthPlan
+from entmtp.noise import NoiseSource
 from entmtp.params import SamplingParams
-from entmtp.sampling import NoiseSource, derive_seed
+from entmtp.sampling import derive_seed
 from entmtp.scheduler import FixedScheduler, TopologyScheduler
 from entmtp.target.base import Segment
 from entmtp.topology import Topology, named_topologies

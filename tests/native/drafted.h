@@ -23,7 +23,7 @@ Ranking ranking(Scored& out, int rows, int count, const std::vector<const float*
 void check_best(const Floats& scores, const Scored& ranked, int rows, int count, const Ints& hot, const std::vector<const float*>& noise, const Floats& scale) {
     for (int r = 0; r < rows; r++) {
         Floats z(scores.begin() + r * kColumns, scores.begin() + (r + 1) * kColumns);
-        if (!noise.empty() && noise[r]) for (int i = 0; i < kColumns; i++) z[i] = noise[r][hot[i]] + z[i] * scale[r];
+        if (!noise.empty() && noise[r]) for (int i = 0; i < kColumns; i++) z[i] = noise[r][i] + z[i] * scale[r];
         Ints order(kColumns);
         std::iota(order.begin(), order.end(), 0);
         std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return z[a] > z[b]; });

@@ -11,7 +11,7 @@ from entmtp.calibrate.replay import accepted_lengths, self_rollout, walk
 from entmtp.calibrate.trace import MISS, Trace
 from entmtp.errors import InputError
 from entmtp.topology import Topology
-from traces import random_trace
+from traces import cut_texts, random_trace
 
 PARAMS = GrowParams(max_nodes=12)
 
@@ -87,15 +87,7 @@ def test_tasks_are_scored_apart() -> None:
 def test_short_texts_give_gaps_instead_of_numbers() -> None:
     """No text reaches the deeper heads; one text alone has no interval; none has no score."""
     trace = one_task(random_trace(4, num_texts=4))
-    sizes = np.array([3, 3, 3, 1])
-    short = replace(
-        trace.select(range(4)),
-        offsets=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
-        **{
-            name: getattr(trace, name)[: sizes.sum()]
-            for name in ("tokens", "ranks", "entropy", "p0", "chain", "codes")
-        },
-    )
+    short = cut_texts(trace, np.array([3, 3, 3, 1]))
     short.ranks[:] = MISS
     short.entropy[:] = 1.0
     overall, _ = evaluate_heads(short, PARAMS)

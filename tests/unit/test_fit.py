@@ -22,8 +22,8 @@ from entmtp.calibrate.replay import accepted_lengths, rollout_cost
 from entmtp.calibrate.summary import pack_trace, shorten, unpack_trace
 from entmtp.calibrate.trace import Trace
 from entmtp.errors import BankError
-from entmtp.topology import Path, Topology
-from traces import random_trace
+from entmtp.topology import Topology
+from traces import random_trace, with_growth
 
 COSTS = linear_costs()
 
@@ -117,39 +117,23 @@ def test_the_short_form_keeps_what_fitting_reads() -> None:
     assert mean_context(short) == mean_context(trace)
 
 
-def with_codes(trace: Trace, *paths: Path) -> Trace:
-    """The trace with random codes of an envelope."""
-    codes = np.random.default_rng(3).integers(0, 64, (trace.num_tokens, len(paths)))
-    facts = replace(trace.facts, envelope=paths)
-    return replace(trace, facts=facts, codes=codes.astype(np.uint8))
+ENVELOPE = Topology.from_paths([(0,), (1,), (0, 0)])
 
 
-def test_the_short_form_keeps_the_codes_of_the_envelope() -> None:
+def test_the_short_form_keeps_the_codes_of_the_envelope_and_the_copies() -> None:
     """Exactly, and says which nodes they are of."""
-    trace = with_codes(random_trace(6), (0,), (1,), (0, 0))
+    trace = with_growth(random_trace(6), ENVELOPE)
     short = unpack_trace(json.loads(json.dumps(pack_trace(trace))))
-    assert np.array_equal(short.codes, trace.codes)
+    for name in ("codes", "copy_match", "copy_hits", "copy_node"):
+        assert np.array_equal(getattr(short, name), getattr(trace, name))
     assert short.facts == trace.facts
     assert pack_trace(shorten(short)) == pack_trace(short)
 
 
-def test_short_forms_without_codes_can_be_read() -> None:
-    """Those of banks that were written before there were envelopes; their facts tell of widths."""
-    document = pack_trace(random_trace(6))
-    del document["codes"]
-    facts = json.loads(document["facts"])
-    del facts["envelope"]
-    document["facts"] = json.dumps(facts | {"widths": [2, 2]})
-    old, new = unpack_trace(document), shorten(random_trace(6))
-    assert old.codes.shape == (old.num_tokens, 0)
-    assert old.facts == new.facts
-    assert pack_trace(old) == pack_trace(new)
-
-
-@pytest.mark.parametrize("field", ["ranks", "entropy", "facts", "depth", "codes"])
+@pytest.mark.parametrize("field", ["ranks", "entropy", "facts", "depth", "codes", "copy_node"])
 def test_a_damaged_short_form_is_refused(field: str) -> None:
     """The error says what it should have been."""
-    document = pack_trace(with_codes(random_trace(7), (0,), (1,))) | {field: "?"}
+    document = pack_trace(with_growth(random_trace(7), ENVELOPE)) | {field: "?"}
     with pytest.raises(BankError, match="not the short form of a trace"):
         unpack_trace(document)
     del document[field]

@@ -10,7 +10,7 @@ from entmtp.calibrate.replay import accepted_lengths, self_rollout, walk
 from entmtp.calibrate.trace import Trace
 from entmtp.errors import InputError
 from entmtp.topology import Path, Topology
-from traces import random_trace
+from traces import cut_texts, random_trace
 
 
 def grow_slowly(
@@ -132,21 +132,4 @@ def test_what_cannot_be_grown_is_refused() -> None:
     short = trace.select([0])
     assert np.diff(short.offsets)[0] >= 1
     with pytest.raises(InputError, match="long enough for a step"):
-        next(grow(one_token(short), 1, GrowParams()))
-
-
-def one_token(trace: Trace) -> Trace:
-    """The first token of a trace's only text."""
-    return Trace(
-        trace.facts,
-        trace.ids,
-        trace.tasks,
-        trace.tokens[:1],
-        np.array([0, 1]),
-        trace.prompt_lengths,
-        trace.ranks[:1],
-        trace.entropy[:1],
-        trace.p0[:1],
-        trace.chain[:1],
-        trace.codes[:1],
-    )
+        next(grow(cut_texts(short, np.array([1])), 1, GrowParams()))

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -14,7 +15,6 @@ from torch import Tensor
 from entmtp.drafters.base import (
     Coupling,
     Drafter,
-    DraftRequest,
     GrowingDrafter,
     GrowRequest,
     check_depth,
@@ -24,13 +24,13 @@ from entmtp.drafters.growing import probability_codes
 from entmtp.drafters.picking import ScoredRows, set_best_children
 from entmtp.drafters.prompt_lookup import PromptLookupDrafter
 from entmtp.errors import TopologyError
-from entmtp.growth import UNSCORED, GrowthPlan
+from entmtp.growth import UNSCORED, Copy, GrowthPlan
 from entmtp.loading.drafters import make_torch_drafter
 from entmtp.noise import NoiseSource
 from entmtp.topology import Topology
 from exactness import random_heads
 from fakes import tiny_target
-from growing import by_hand, random_envelope, random_plan
+from growing import by_hand, check_tree, filling, random_copy, random_envelope, random_plan
 
 VOCAB = 40
 TARGET = tiny_target(seed=5, dtype=torch.float64, vocab_size=VOCAB, context_window=512)
@@ -73,12 +73,8 @@ def grow_request(
     state = drafter.prefill(tokens[:size], hidden[:size], tokens[size])
     drafter.commit(state, hidden[size:], tokens[size + 1 :])
     coupling = Coupling(NoiseSource(seed, VOCAB), 0.8, len(tokens)) if is_coupled else None
-    return GrowRequest(state, tokens[-1], plan, coupling)
-
-
-def filling(request: GrowRequest) -> DraftRequest:
-    """Ask for the whole envelope as a shape."""
-    return DraftRequest(request.state, request.root, request.plan.rule.envelope, request.coupling)
+    request = GrowRequest(state, tokens[-1], plan, coupling)
+    return replace(request, copy=random_copy(drafter, request, seed, VOCAB))
 
 
 def whole(request: GrowRequest) -> GrowRequest:
@@ -109,7 +105,7 @@ def test_a_whole_plan_fills_the_envelope(kind: str, seed: int, is_coupled: bool)
     drafter, _ = make(kind)
     plan = GrowthPlan.whole(random_envelope(random.Random(seed)))
     request = grow_request(drafter, plan, seed, is_coupled)
-    (tree,) = drafter.grow([request])
+    (tree,) = drafter.grow([replace(request, copy=None)])
     picker = LogProbs(plan.rule.envelope.num_rows)
     (tokens,) = drafter.fill([filling(request)], picker)  # type: ignore[attr-defined]
     assert tree.tokens.tolist() == tokens.tolist()
@@ -135,33 +131,34 @@ def test_a_grown_tree_is_what_is_worth_it_of_the_envelope(
     plan = random_plan(seed, random_envelope(random.Random(seed)))
     request = grow_request(drafter, plan, seed, is_coupled)
     (everything,) = drafter.grow([whole(request)])
-    opened, codes, kept = by_hand(plan, everything)
+    opened, codes, (kept, attach) = by_hand(request, everything.codes, everything.tokens.tolist())
     heads.counts = ()
     (tree,) = drafter.grow([request])
     assert heads.counts == tuple(1 if kind == "medusa" else len(rows) for rows in opened)
-    assert list(tree.kept) == kept
+    assert (list(tree.kept), tree.attach) == (kept, attach)
     assert tree.codes.tolist() == codes.tolist()
     root = torch.full_like(everything.tokens, request.root)
     expected = torch.where(torch.from_numpy(codes) != UNSCORED, everything.tokens, root)
-    assert tree.tokens.tolist() == expected.tolist()
-    nodes = sorted(kept)
-    paths = tuple(plan.rule.envelope.paths[node - 1] for node in nodes)
-    assert tree.tree.topology == Topology(paths)
-    assert tree.tree.tokens.tolist() == [request.root, *expected[nodes].tolist()]
+    assert tree.tokens[: len(expected)].tolist() == expected.tolist()
+    assert sorted(plan.rule.subtree(kept, attach).nodes[1:].tolist()) == sorted(kept)
+    check_tree(drafter, request, request.state, tree)
 
 
 def test_the_cases_above_keep_all_some_and_no_nodes() -> None:
     """They are no empty promise."""
     drafter, _ = make("hydra")
-    shares, scored = set(), set()
-    for seed in range(60):
+    shares, scored, copied = set(), set(), set()
+    for seed in range(100):
         plan = random_plan(seed, random_envelope(random.Random(seed)))
         (tree,) = drafter.grow([grow_request(drafter, plan, seed)])
         size = plan.rule.envelope.num_nodes
-        shares.add((len(tree.kept) > 0) + (len(tree.kept) == size))
+        own = sum(node <= size for node in tree.kept)
+        shares.add((own > 0) + (own == size))
         num_scored = int((tree.codes != UNSCORED).sum())
         scored.add((num_scored > 0) + (num_scored == size))
+        copied |= {(own > 0, tree.attach > 0)} if own < len(tree.kept) else set()
     assert shares == scored == {0, 1, 2}
+    assert copied == {(False, False), (True, False), (True, True)}
 
 
 @every_kind
@@ -176,7 +173,7 @@ def test_a_batch_grows_each_tree_as_alone(kind: str, seed: int, size: int) -> No
     ]
     alone = [drafter.grow([request])[0] for request in requests]
     for one, other in zip(drafter.grow(requests), alone, strict=True):
-        assert list(one.kept) == list(other.kept)
+        assert (list(one.kept), one.attach) == (list(other.kept), other.attach)
         assert one.codes.tolist() == other.codes.tolist()
         assert one.tokens.tolist() == other.tokens.tolist()
 
@@ -201,12 +198,12 @@ def test_a_plan_cut_to_the_root_evaluates_nothing(kind: str) -> None:
     """At the last token of a text; what waits to be read goes on waiting."""
     drafter, heads = make(kind)
     plan = GrowthPlan.whole(random_envelope(random.Random(3)))
-    request = grow_request(drafter, plan.truncate(0), 3)
+    request = replace(grow_request(drafter, plan.truncate(0), 3), copy=Copy(0, (1, 2)))
     heads.counts = ()
     (tree,) = drafter.grow([request])
     assert heads.counts == ()
     assert (tree.kept, set(tree.codes.tolist())) == ([], {UNSCORED})
-    assert set(tree.tokens.tolist()) == {request.root}
+    assert set(tree.tokens[: plan.rule.envelope.num_rows].tolist()) == {request.root}
     assert (tree.tree.topology, tree.tree.tokens.tolist()) == (Topology(()), [request.root])
 
 

@@ -1,41 +1,78 @@
 """The rule of growth: what is opened, what is kept, and what is refused."""
 
 import random
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 import pytest
 
+from entmtp.drafters.copying import NUM_MATCHES
 from entmtp.errors import TopologyError
 from entmtp.growth import (
+    COPY_RANK,
+    MAX_COPY,
     MAX_ENVELOPE,
     NUM_CODES,
+    Copy,
+    CopyTable,
     Grower,
     GrowthCosts,
     GrowthPlan,
     GrowthRule,
 )
 from entmtp.topology import Topology
-from growing import random_envelope, random_plan, random_rule
+from growing import SlowTree, grow_slowly, random_envelope, random_plan, random_rule
 
-SEEDS = range(60)
 SMALL = Topology.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
 
 
-def values_of(plan: GrowthPlan, codes: list[int]) -> list[float]:
-    """Value of every node where all of them are scored, the root's first."""
-    envelope, table = plan.rule.envelope, plan.rule.table[plan.signal_class]
-    values = [1.0]
-    for node in range(1, envelope.num_rows):
-        above = values[int(envelope.parents[node])]
-        values.append(above * float(table[node - 1, codes[node - 1]]))
-    return values
+def table_of(size: int, value: float = 0.5, codes: int = NUM_CODES) -> np.ndarray:
+    """One class."""
+    return np.full((1, size, codes), value, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a drafter would say of a whole envelope.
+
+    Attributes:
+        plan: the rule.
+        codes: of all nodes but the root.
+        tokens: of all nodes.
+        copy: whose first tokens some path may carry.
+        on_copy: nodes of that path.
+    """
+
+    plan: GrowthPlan
+    codes: list[int]
+    tokens: list[int]
+    copy: Copy | None
+    on_copy: list[int]
+
+    def slow(self) -> SlowTree:
+        """Growing written out."""
+        return grow_slowly(self.plan, self.codes, self.on_copy, self.copy)
+
+
+def random_scored(seed: int) -> Scored:
+    """Any plan, codes and copy; siblings have different tokens."""
+    rng = random.Random(seed)
+    plan = random_plan(seed, random_envelope(rng))
+    envelope = plan.rule.envelope
+    codes = random_codes(seed, envelope.num_nodes)
+    tokens = [0, *(path[-1] for path in envelope.paths)]
+    on_copy = envelope.path_nodes(rng.randrange(envelope.num_rows))
+    on_copy = on_copy[: rng.randint(1, len(on_copy))]
+    followed = [tokens[node] for node in on_copy[1:]] + [99] * rng.randint(0, 8)
+    copy = Copy(rng.randrange(NUM_MATCHES), tuple(followed[:MAX_COPY])) if followed else None
+    return Scored(plan, codes, tokens, copy, on_copy)
 
 
 def grown(plan: GrowthPlan, codes: list[int]) -> Grower:
-    """A tree all of whose nodes are scored, whatever is worth it."""
+    """A tree all of whose nodes are scored, whatever is worth it, without a copy."""
     grower = Grower(plan)
-    grower.take(range(1, plan.rule.envelope.num_rows), codes)
+    grower.take(range(1, plan.rule.envelope.num_rows), codes, [False] * len(codes))
     return grower
 
 
@@ -50,36 +87,56 @@ def even(rate: float, rows: list[float], depth: int = 2) -> GrowthPlan:
     return GrowthPlan(rule, GrowthCosts(np.array(rows), np.ones(2), np.ones(2)), 0, rate, depth)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(300))
+def test_trees_grow_as_the_rules_say(seed: int) -> None:
+    """Rows that are opened, nodes that are kept, and what a copy's own hang on."""
+    scored = random_scored(seed)
+    grower, envelope = Grower(scored.plan, scored.copy), scored.plan.rule.envelope
+    opened = []
+    for depth in range(envelope.max_depth):
+        rows = grower.open_rows(depth)
+        if not rows:
+            break
+        opened.append(rows)
+        nodes = [child for row in rows for child in envelope.children[row]]
+        copied = grower.copied(nodes, [scored.tokens[node] for node in nodes])
+        grower.take(nodes, [scored.codes[node - 1] for node in nodes], copied)
+    slow = scored.slow()
+    assert opened == slow.opened
+    assert grower.keep() == (slow.kept, slow.attach)
+
+
+def test_the_cases_above_are_no_empty_promise() -> None:
+    """Copies hang on the root and below, on rows that were scored and on others; some are left."""
+    depths, asked, kept = set(), set(), set()
+    for seed in range(300):
+        scored = random_scored(seed)
+        slow, size = scored.slow(), scored.plan.rule.envelope.num_rows
+        own = [node for node in slow.values if node >= size]
+        if own:
+            depths.add(min(own) - size)
+            asked.add(any(slow.attach in rows for rows in slow.opened))
+            kept.add((sum(node >= size for node in slow.kept) > 0) + (max(own) in slow.kept))
+    assert depths >= {0, 1, 2}
+    assert asked == {False, True}
+    assert kept == {0, 1, 2}
+
+
+@pytest.mark.parametrize("seed", range(300))
 def test_kept_nodes_are_a_tree_of_the_greatest_worth(seed: int) -> None:
     """No other number of the best nodes has more tokens less the price of their rows."""
-    plan = random_plan(seed, random_envelope(random.Random(seed)))
-    codes = random_codes(seed, plan.rule.envelope.num_nodes)
-    kept, values = grown(plan, codes).keep(), values_of(plan, codes)
-    order = sorted(range(1, len(values)), key=lambda node: (-values[node], node))
+    scored = random_scored(seed)
+    slow, plan = scored.slow(), scored.plan
+    order = sorted(set(slow.values) - {0}, key=lambda node: (-slow.values[node], node))
     worth = [
-        sum(values[n] for n in order[:count]) - plan.rate * plan.costs.rows[count]
-        for count in range(len(values))
+        sum(slow.values[n] for n in order[:count]) - plan.rate * plan.costs.rows[count]
+        for count in range(len(order) + 1)
     ]
-    assert kept == order[: len(kept)]
-    assert worth[len(kept)] == pytest.approx(max(worth))
-    paths = [plan.rule.envelope.paths[node - 1] for node in kept]
-    assert plan.rule.subtree(kept).topology == Topology.from_paths(paths)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_rows_are_opened_where_they_pay(seed: int) -> None:
-    """Each by its own gain, and all of a depth by what they gain together."""
-    plan = random_plan(seed, random_envelope(random.Random(seed)))
-    codes = random_codes(seed, plan.rule.envelope.num_nodes)
-    grower, values = grown(plan, codes), values_of(plan, codes)
-    for depth, level in enumerate(plan.rule.envelope.levels):
-        gain = plan.rule.gains[plan.signal_class, depth]
-        price = plan.rate * plan.costs.draft_row[depth]
-        paying = [node for node in level.parents.tolist() if values[node] * gain > price]
-        total = sum(values[node] * gain for node in paying)
-        costs = plan.rate * plan.costs.draft[depth] + price * (len(paying) - 1)
-        assert grower.open_rows(depth) == (paying if total > costs else [])
+    assert slow.kept == order[: len(slow.kept)]
+    assert worth[len(slow.kept)] == pytest.approx(max(worth))
+    found = plan.rule.subtree(slow.kept, slow.attach)
+    assert found.topology == Topology.from_paths(found.topology.paths)  # no path lacks its prefix
+    assert sorted(found.nodes.tolist()) == [0, *sorted(slow.kept)]
 
 
 def test_rows_are_opened_down_to_the_depth_of_the_plan() -> None:
@@ -94,15 +151,15 @@ def test_rows_are_opened_down_to_the_depth_of_the_plan() -> None:
 
 def test_ties_go_to_the_lower_node() -> None:
     """So a node never stands before its parent; of equal counts the smaller is taken."""
-    assert grown(even(1.0, [0.0, 0.1, 0.2, 0.3, 9.0, 9.1]), [0] * 5).keep() == [1, 2, 3]
-    assert grown(even(1.0, [0.0, 0.0, 1.0, 2.0, 3.0, 4.0]), [0] * 5).keep() == [1]
+    assert grown(even(1.0, [0.0, 0.1, 0.2, 0.3, 9.0, 9.1]), [0] * 5).keep() == ([1, 2, 3], 0)
+    assert grown(even(1.0, [0.0, 0.0, 1.0, 2.0, 3.0, 4.0]), [0] * 5).keep() == ([1], 0)
 
 
 def test_a_rate_of_nothing_keeps_all_and_a_huge_one_nothing() -> None:
     """Time for nothing, or worth more than any token."""
     free, dear = even(0.0, [1.0] * 6), even(1e6, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
-    assert grown(free, [0] * 5).keep() == [1, 2, 3, 4, 5]
-    assert grown(dear, [0] * 5).keep() == []
+    assert grown(free, [0] * 5).keep() == ([1, 2, 3, 4, 5], 0)
+    assert grown(dear, [0] * 5).keep() == ([], 0)
     assert Grower(dear).open_rows(0) == []
 
 
@@ -111,14 +168,70 @@ def test_a_whole_plan_opens_and_keeps_everything() -> None:
     plan = GrowthPlan.whole(SMALL)
     grower = grown(plan, random_codes(0, 5))
     assert [grower.open_rows(depth) for depth in range(3)] == [[0], [1, 2], []]
-    assert grower.keep() == [1, 2, 3, 4, 5]
+    assert grower.keep() == ([1, 2, 3, 4, 5], 0)
 
 
 def test_nothing_scored_is_a_bare_root() -> None:
     """Plain decoding is one of the trees."""
-    assert Grower(random_plan(1, SMALL)).keep() == []
+    assert Grower(random_plan(1, SMALL)).keep() == ([], 0)
     found = random_rule(1, SMALL).subtree([])
     assert (found.topology, found.nodes.tolist()) == (Topology(()), [0])
+
+
+def copying(depth: int = 9, **tables: list[list[float]]) -> GrowthPlan:
+    """A plan with copies of two tokens, for which time is nothing."""
+    given = {"hits": [[0.5, 0.25]], "mixes": [[0.75, 0.5]]} | tables
+    copies = CopyTable(*(np.array(given[name]) for name in ("hits", "mixes")))
+    rule = GrowthRule(SMALL, table_of(5), np.ones((1, 2)), copies)
+    return GrowthPlan(rule, GrowthCosts(np.zeros(8), np.ones(2), np.ones(2)), 0, 0.0, depth)
+
+
+def test_a_copy_alone_is_a_chain_below_the_root() -> None:
+    """No longer than its table or what the plan allows."""
+    copy = Copy(0, (7, 8, 9))
+    assert Grower(copying(), copy).keep() == ([6, 7], 0)
+    assert Grower(copying(1), copy).keep() == ([6], 0)
+    assert Grower(copying(0), copy).keep() == ([], 0)
+    assert Grower(copying(), Copy(0, (7,))).keep() == ([6], 0)
+    assert Grower(copying()).keep() == ([], 0)
+    tree = copying().rule.subtree([6, 7]).topology
+    assert tree.paths == ((COPY_RANK,), (COPY_RANK, COPY_RANK))
+
+
+def test_evidence_of_heads_and_of_a_copy_is_mixed() -> None:
+    """A child with the copy's token gains what its siblings lose; what follows hangs on it."""
+    grower = Grower(copying(), Copy(0, (7, 8)))
+    copied = grower.copied([1, 2], [5, 7])
+    assert copied == [False, True]
+    grower.take([1, 2], [0, 0], copied)
+    assert grower._values == {0: 1.0, 1: 0.5 * 0.25, 2: 0.5 * 0.25 + 0.75}
+    assert grower.keep() == ([2, 7, 1], 2)  # 0.875, then 0.25 of it, then 0.125
+    tree = copying().rule.subtree([1, 2, 7], 2)
+    assert tree.topology.paths == ((0,), (1,), (1, COPY_RANK))
+    assert tree.nodes.tolist() == [0, 1, 2, 7]
+
+
+def test_a_copy_beside_scored_children_has_the_weight_of_the_mix() -> None:
+    """None of them carries its token, so that it hangs beside them."""
+    grower = Grower(copying(), Copy(0, (7, 8)))
+    grower.take([1, 2], [0, 0], grower.copied([1, 2], [5, 6]))
+    assert grower.keep() == ([6, 7, 1, 2], 0)
+    assert grower._values == {0: 1.0, 1: 0.125, 2: 0.125, 6: 0.75, 7: 0.75 * 0.25}
+
+
+def test_a_row_behind_a_sure_copy_is_not_worth_it() -> None:
+    """It promises what the copy leaves: nothing."""
+    assert Grower(copying(hits=[[1.0, 1.0]]), Copy(0, (7,))).open_rows(0) == []
+    assert Grower(copying(hits=[[0.9, 1.0]]), Copy(0, (7,))).open_rows(0) == [0]
+
+
+def test_the_same_copy_below_other_nodes_is_another_tree() -> None:
+    """Where a tree holds none of it, it does not matter what it would hang on."""
+    rule = copying().rule
+    assert rule.max_nodes == 7
+    assert rule.subtree([1, 2, 7], 1).topology.paths == ((0,), (1,), (0, COPY_RANK))
+    assert rule.subtree([1, 2, 7], 1) is not rule.subtree([1, 2, 7], 2)
+    assert rule.subtree([1, 2], 1) is rule.subtree([1, 2], 2)
 
 
 def test_the_tree_of_the_same_nodes_is_the_same_object() -> None:
@@ -137,11 +250,6 @@ def test_trees_are_kept_in_bounded_memory() -> None:
         for nodes in combinations(range(1, 15), size):
             rule.subtree(nodes)
     assert len(rule._subtrees) <= 8192
-
-
-def table_of(size: int, value: float = 0.5, codes: int = NUM_CODES) -> np.ndarray:
-    """One class."""
-    return np.full((1, size, codes), value, dtype=np.float32)
 
 
 @pytest.mark.parametrize(
@@ -168,3 +276,40 @@ def test_tables_that_do_not_fit_are_refused(
     """The message says what they are and what they must be."""
     with pytest.raises(TopologyError, match=message):
         GrowthRule(envelope, table, gains)
+
+
+@pytest.mark.parametrize(
+    ("hits", "mixes", "message"),
+    [
+        (np.ones((2, 3)), np.ones((2, 4)), "must be of one shape"),
+        (np.ones(3), np.ones(3), "must be of one shape"),
+        (np.ones((2, 0)), np.ones((2, 0)), "have 0 tokens; they must have 1 to 16"),
+        (np.ones((2, 17)), np.ones((2, 17)), "have 17 tokens"),
+        (np.ones((2, 3)), np.full((2, 3), 1.1), "between 0 and 1"),
+        (np.full((2, 3), float("nan")), np.ones((2, 3)), "between 0 and 1"),
+    ],
+)
+def test_tables_of_copies_that_make_no_sense_are_refused(
+    hits: np.ndarray, mixes: np.ndarray, message: str
+) -> None:
+    """The message says what they must be."""
+    with pytest.raises(TopologyError, match=message):
+        CopyTable(hits, mixes)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_depths", "kind", "message"),
+    [
+        (7, 2, 0, "of 6 nodes and 2 depths; the rule grows trees of 7 nodes and 2 depths"),
+        (8, 1, 0, "of 7 nodes and 1 depths"),
+        (8, 2, 1, "has 1 classes of signals; there is no class 1"),
+        (8, 2, -1, "no class -1"),
+    ],
+)
+def test_plans_that_the_core_would_read_beyond_are_refused(
+    num_rows: int, num_depths: int, kind: int, message: str
+) -> None:
+    """Costs that end too early, and classes that are not there."""
+    costs = GrowthCosts(np.zeros(num_rows), np.zeros(num_depths), np.zeros(num_depths))
+    with pytest.raises(TopologyError, match=message):
+        GrowthPlan(copying().rule, costs, kind, 0.0, 2)

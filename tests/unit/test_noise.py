@@ -238,3 +238,17 @@ def test_tokens_are_the_arg_max_of_their_scores(params: SamplingParams) -> None:
         expected = int(torch.argmax(scores))
         assert choose_token(logits, params, SEED, position, history, source) == expected
         assert choose_token(logits, params, SEED, position, history) == expected
+
+
+@pytest.mark.parametrize("has_library", [True, False])
+def test_some_ids_have_the_noise_of_the_whole_row(
+    has_library: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, again and again, and for other ids."""
+    if not has_library:
+        monkeypatch.setattr("entmtp.noise.load_library", lambda: None)
+    source = NoiseSource(77, 1000)
+    for ids in (torch.tensor([5, 999, 0, 3]), torch.arange(0, 1000, 7)):
+        for position in (3, 2**40, 3, *range(40)):
+            expected = gumbel_noise(77, position, 1000)[ids]
+            assert torch.equal(source.of(position, ids), expected)

@@ -60,7 +60,7 @@ class GrowthReplay:
         self._views: dict[int, tuple[GrowthRule, _View]] = {}
 
     def step(self, plan: GrowthPlan, root: int) -> GrownStep:
-        """One step whose root is a position of the trace.
+        """One step whose root is a position of the trace that has a token behind it.
 
         Raises:
             TraceError: the plan's envelope is not part of the trace's.

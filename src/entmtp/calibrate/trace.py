@@ -265,6 +265,9 @@ def load_trace(file: FilePath) -> Trace:
             f"{file}: a trace of schema {metadata.get('schema')!r}, this version reads {SCHEMA}; "
             "make it again"
         )
+    missing = [name for name in _ARRAYS if name not in arrays]
+    if missing:
+        raise TraceError(f"{file}: lacks {', '.join(missing)}; make it again")
     if metadata.get("sha256") != _checksum(metadata["facts"], metadata["names"], arrays):
         raise TraceError(f"{file}: its checksum is wrong; make or copy it again")
     names = json.loads(metadata["names"])

@@ -50,11 +50,13 @@ class DraftTree:
         tokens: int64 ``(N,)``; entry 0 is the root token.
         first: the drafter's best token behind the root where the tree may lack it; ``None`` where
             it was not asked, or does not say.
+        num_copied: nodes that were copied from earlier in the text.
     """
 
     topology: Topology
     tokens: Tensor
     first: int | None = None
+    num_copied: int = 0
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class GrownTree:
     """
 
     plan: GrowthPlan
-    tokens: Tensor
+    tokens: npt.NDArray[np.int64]
     codes: npt.NDArray[np.uint8]
     kept: Sequence[int]
     attach: int = 0
@@ -134,7 +136,8 @@ class GrownTree:
         found = self.plan.rule.subtree(self.kept, self.attach)
         has_best = self.plan.rule.envelope.paths[0] == (0,) and self.codes[1] != UNSCORED
         first = int(self.tokens[1]) if has_best else None
-        return DraftTree(found.topology, self.tokens[found.nodes], first)
+        tokens = torch.from_numpy(self.tokens[found.nodes])
+        return DraftTree(found.topology, tokens, first, found.num_copied)
 
 
 class Drafter(Protocol):
@@ -190,7 +193,7 @@ def first_tokens(request: GrowRequest) -> list[int]:
 def bare_tree(request: GrowRequest, grower: Grower) -> GrownTree:
     """What comes of a request of whose tree nothing was scored: a copy at most."""
     kept, attach = grower.keep()
-    tokens = torch.tensor(first_tokens(request), dtype=torch.int64)
+    tokens = np.array(first_tokens(request), dtype=np.int64)
     codes = np.full(request.plan.rule.envelope.num_rows, UNSCORED, dtype=np.uint8)
     return GrownTree(request.plan, tokens, codes, kept, attach)
 

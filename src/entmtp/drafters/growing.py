@@ -107,7 +107,7 @@ class Growth:
     def results(self) -> list[GrownTree]:
         """What has grown, in the order of the requests."""
         return [
-            GrownTree(plan, tokens, codes, *grower.keep())
+            GrownTree(plan, tokens.cpu().numpy(), codes, *grower.keep())
             for plan, tokens, codes, grower in zip(
                 self._plans, self.trees, self._codes, self._growers, strict=True
             )

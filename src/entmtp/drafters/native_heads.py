@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from entmtp.drafters.base import AnyRequest, DraftRequest, DraftTree, GrownTree, GrowRequest
-from entmtp.drafters.filling import active_at, root_tokens
+from entmtp.drafters.filling import FixedShapes, active_at, open_depths, root_tokens
 from entmtp.drafters.growing import draft_trees
 from entmtp.drafters.heads import HeadsConfig
 from entmtp.drafters.native_rows import (
@@ -22,7 +22,7 @@ from entmtp.drafters.native_rows import (
     is_filled_in_core,
     tree_request,
 )
-from entmtp.drafters.picking import LevelRows, Picker, ScoredRows
+from entmtp.drafters.picking import LevelRows, Picker
 from entmtp.kernels.drafts import NativeHeads
 from entmtp.kernels.growth import GrowthRoom, GrowthTask
 
@@ -114,20 +114,23 @@ class NativeHeadsDrafter:
             return trees
         base = self._base_rows([requests[i] for i in wanted])
         if is_filled_in_core(requests, picker):
-            filled = self._heads.fill(base, [tree_request(requests[i]) for i in wanted])
+            filled = self._heads.fill(
+                base, [tree_request(requests[i], self.hot_ids) for i in wanted]
+            )
             for index, tokens in zip(wanted, filled, strict=True):
                 trees[index] = torch.from_numpy(tokens.astype(np.int64))
             return trees
         place = {index: row for row, index in enumerate(wanted)}
-        for depth in range(max(r.plan.max_depth for r in requests)):
-            rows = self._level_rows(depth, requests, trees)
+        shapes, is_shared = FixedShapes([r.plan for r in requests]), self.config.kind == "medusa"
+        for depth, levels in open_depths(shapes):
+            rows = LevelRows.of(depth, levels, requests, trees, share_row=is_shared)
             base_of = np.array([place[i] for i in rows.indices], dtype=np.int32)
             self._score(rows, picker, base, np.repeat(base_of, rows.counts))
         return trees
 
     def grow(self, requests: Sequence[GrowRequest]) -> list[GrownTree]:
         """Grow one tree a request, all in one call of the core."""
-        return grow_or_keep(requests, self._room, self._grow_in_core)
+        return grow_or_keep(requests, self._room, self.hot_ids, self._grow_in_core)
 
     def _grow_in_core(self, requests: Sequence[GrowRequest], tasks: Sequence[GrowthTask]) -> None:
         self._heads.grow(self._base_rows(requests), tasks, self._room)
@@ -139,22 +142,6 @@ class NativeHeadsDrafter:
         self._prefix.catch_up([r.state.prefix for r in requests])
         return np.concatenate([r.state.prefix.feature for r in requests])
 
-    def _level_rows(
-        self, depth: int, requests: Sequence[DraftRequest], trees: Sequence[Tensor]
-    ) -> LevelRows:
-        indices = active_at(requests, depth)
-        active = [requests[i] for i in indices]
-        levels = [r.plan.levels[depth] for r in active]
-        if self.config.kind == "medusa":  # a head sees h_t alone: one row serves every node
-            counts = [1] * len(levels)
-            parent_rows = [np.zeros_like(level.ranks) for level in levels]
-        else:
-            counts = [len(level.parents) for level in levels]
-            parent_rows = [level.parent_rows for level in levels]
-        return LevelRows(
-            depth, indices, active, [trees[i] for i in indices], levels, counts, parent_rows
-        )
-
     def _score(self, rows: LevelRows, picker: Picker, base: Floats, base_of: Ints) -> None:
         """Evaluate head ``depth`` on the rows of all trees and let the picker choose."""
         tokens: Ints | None = None
@@ -165,4 +152,4 @@ class NativeHeadsDrafter:
             ]
             tokens = np.concatenate(above).astype(np.int32)
         scores = self._heads.scores(rows.depth, base, base_of, tokens)
-        picker.pick(ScoredRows(**vars(rows), scores=torch.from_numpy(scores), hot_ids=self.hot_ids))
+        picker.pick(rows.scored(torch.from_numpy(scores), self.hot_ids))

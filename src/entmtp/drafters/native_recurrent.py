@@ -24,7 +24,7 @@ from entmtp.drafters.native_rows import (
     is_filled_in_core,
     tree_request,
 )
-from entmtp.drafters.picking import LevelRows, Picker, ScoredRows
+from entmtp.drafters.picking import LevelRows, Picker
 from entmtp.kernels.core import NativeKVCache
 from entmtp.kernels.drafts import BlockPart, BlockText, NativeBlock
 from entmtp.kernels.growth import GrowthRoom, GrowthTask
@@ -133,7 +133,7 @@ class NativeRecurrentDrafter:
 
     def grow(self, requests: Sequence[GrowRequest]) -> list[GrownTree]:
         """Grow one tree a request, all in one call of the core."""
-        return grow_or_keep(requests, self._room, self._grow_in_core)
+        return grow_or_keep(requests, self._room, self.hot_ids, self._grow_in_core)
 
     def _grow_in_core(self, requests: Sequence[GrowRequest], tasks: Sequence[GrowthTask]) -> None:
         waiting, texts = _texts(requests)
@@ -146,7 +146,9 @@ class NativeRecurrentDrafter:
     ) -> None:
         """Whole trees of the best children."""
         waiting, texts = _texts(requests)
-        filled = self._block.fill(texts, [tree_request(request) for request in requests])
+        filled = self._block.fill(
+            texts, [tree_request(request, self.hot_ids) for request in requests]
+        )
         for request, inputs, place, tokens in zip(requests, waiting, places, filled, strict=True):
             _have_read(request.state, inputs)
             trees[place] = torch.from_numpy(tokens.astype(np.int64))
@@ -207,8 +209,7 @@ class NativeRecurrentDrafter:
         features = np.concatenate([row for row, _ in inputs])
         tokens = np.concatenate([token for _, token in inputs])
         output = self._block.forward(parts, features, tokens, wanted)
-        scores = torch.from_numpy(output.scores)
-        picker.pick(ScoredRows(**vars(rows), scores=scores, hot_ids=self.hot_ids))
+        picker.pick(rows.scored(torch.from_numpy(output.scores), self.hot_ids))
         return output.hidden
 
 

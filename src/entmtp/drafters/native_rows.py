@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entmtp.drafters.base import DraftRequest, GrownTree, GrowRequest, bare_tree
+from entmtp.drafters.base import Coupling, DraftRequest, GrownTree, GrowRequest, bare_tree
 from entmtp.drafters.picking import Picker, score_scale
 from entmtp.growth import Grower, GrowthPlan
 from entmtp.kernels.core import NativeKVCache
@@ -43,29 +43,34 @@ def is_filled_in_core(requests: Sequence[DraftRequest], picker: Picker) -> bool:
     return picker.takes_best and all(tree_shape(r.plan).width <= MAX_BEST for r in requests)
 
 
-def tree_request(request: DraftRequest) -> TreeRequest:
-    """A request as the core takes it."""
+def tree_request(request: DraftRequest, hot_ids: Tensor) -> TreeRequest:
+    """A request as the core takes it; columns are scores of the hot ids."""
     coupling, plan = request.coupling, request.plan
     if coupling is None:
         return TreeRequest(plan, request.root)
-    places = range(coupling.position, coupling.position + plan.max_depth)
-    noise = [coupling.noise.at(place, CPU).numpy() for place in places]
+    noise = _noise(coupling, plan.max_depth, hot_ids)
     return TreeRequest(plan, request.root, noise, score_scale(coupling))
 
 
-def growth_task(request: GrowRequest) -> GrowthTask:
-    """A request as the core takes it."""
+def _noise(coupling: Coupling, depth: int, hot_ids: Tensor) -> list[Floats]:
+    """Of the columns, at each depth."""
+    places = range(coupling.position, coupling.position + depth)
+    return [coupling.noise.of(place, hot_ids).numpy() for place in places]
+
+
+def growth_task(request: GrowRequest, hot_ids: Tensor) -> GrowthTask:
+    """A request as the core takes it; columns are scores of the hot ids."""
     coupling, plan = request.coupling, request.plan
     if coupling is None:
         return GrowthTask(plan, request.root, request.copy)
-    places = range(coupling.position, coupling.position + plan.max_depth)
-    noise = [coupling.noise.at(place, CPU).numpy() for place in places]
+    noise = _noise(coupling, plan.max_depth, hot_ids)
     return GrowthTask(plan, request.root, request.copy, noise, score_scale(coupling))
 
 
 def grow_or_keep(
     requests: Sequence[GrowRequest],
     room: GrowthRoom,
+    hot_ids: Tensor,
     grow: Callable[[Sequence[GrowRequest], Sequence[GrowthTask]], None],
 ) -> list[GrownTree]:
     """Trees of a batch; those whose root is not worth being scored hold a copy at most.
@@ -73,13 +78,14 @@ def grow_or_keep(
     Args:
         requests: of the batch.
         room: that ``grow`` fills.
+        hot_ids: int64 ``(hot,)`` that are scored.
         grow: the call of the core, for the requests that need it.
     """
     growers = [Grower(request.plan, request.copy) for request in requests]
     wanted = [index for index, grower in enumerate(growers) if grower.open_rows(0)]
     if wanted:
         active = [requests[index] for index in wanted]
-        grow(active, [growth_task(request) for request in active])
+        grow(active, [growth_task(request, hot_ids) for request in active])
     places = {index: place for place, index in enumerate(wanted)}
     return [
         _grown_tree(request.plan, room, places[index])
@@ -91,9 +97,9 @@ def grow_or_keep(
 
 def _grown_tree(plan: GrowthPlan, room: GrowthRoom, index: int) -> GrownTree:
     """What the core put into its room."""
-    found = room.for_core[index]
+    found = room.places[index]
     num_nodes, num_copied = found.num_nodes, found.num_copied
-    tokens = torch.from_numpy(room.tokens[index, : num_nodes + num_copied].astype(np.int64))
+    tokens = room.tokens[index, : num_nodes + num_copied].astype(np.int64)
     kept = room.kept[index, : found.num_kept].tolist()
     return GrownTree(plan, tokens, room.codes[index, :num_nodes].copy(), kept, found.attach)
 

@@ -157,9 +157,9 @@ def coupled_scores(rows: ScoredRows) -> Tensor:
         if coupling is None:
             parts.append(scores)
             continue
-        noise = coupling.noise.at(coupling.position + rows.depth, scores.device)
+        noise = coupling.noise.of(coupling.position + rows.depth, rows.hot_ids)
         # rounded after each of the two operations, as the native core does
-        parts.append(noise[rows.hot_ids] + scores.to(torch.float32) * score_scale(coupling))
+        parts.append(noise + scores.to(torch.float32) * score_scale(coupling))
     return torch.cat(parts)
 
 

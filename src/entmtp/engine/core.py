@@ -1,5 +1,6 @@
 """The decoding loop: signal, choose, draft, forward, verify, commit."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 from entmtp.drafters.base import (
     AnyRequest,
     Drafter,
+    DraftPlan,
     DraftRequest,
     DraftTree,
     GrowRequest,
@@ -37,6 +39,8 @@ Prompt = str | Sequence[int]
 
 LogitsObserver = Callable[[int, int, Tensor], None]
 """``(request_id, index of the emitted token, (V,) raw logits it was chosen from)``."""
+
+_MAX_CHECKED = 1024  # plans that are remembered as checked
 
 _Emitted = list[tuple[ActiveSequence, tuple[int, ...]]]
 
@@ -83,6 +87,7 @@ class Engine:
         self.couples_drafts = True
         """Rank drafts with the noise of sampling: more are accepted, and no text changes."""
         self.times_observer: Callable[[StepTimes], None] | None = None
+        self._checked: dict[int, tuple[DraftPlan, Drafter]] = {}
         self._next_id = 0
         self._waiting: deque[tuple[int, Request]] = deque()
         self._running: list[ActiveSequence] = []
@@ -301,11 +306,20 @@ class Engine:
     def _choose_plan(self, sequence: ActiveSequence, batch: int) -> AnyRequest:
         sequence.choose_plan(batch)
         plan, state = sequence.plan, sequence.drafter_state
-        check_depth(self.drafter, plan)
+        self._check_plan(plan)
         coupling = sequence.coupling if self.couples_drafts else None
         if isinstance(plan, GrowthPlan):
             return GrowRequest(state, sequence.root, plan, coupling, sequence.find_copy(plan))
         return DraftRequest(state, sequence.root, plan, coupling)
+
+    def _check_plan(self, plan: DraftPlan) -> None:
+        """:func:`check_depth`, once for each plan and drafter."""
+        if self._checked.get(id(plan)) == (plan, self.drafter):
+            return
+        check_depth(self.drafter, plan)
+        if len(self._checked) >= _MAX_CHECKED:
+            self._checked.clear()
+        self._checked[id(plan)] = plan, self.drafter
 
     def _now(self) -> float:
         """Seconds; where someone takes times of a GPU, once it has caught up."""
@@ -353,7 +367,7 @@ class Engine:
                 self._observe(sequence, output.logits[row][nodes])
             sequence.cache.commit(nodes)
             self.drafter.commit(sequence.drafter_state, output.hidden[row][nodes], tokens)
-            sequence.record_step(trees[row].topology.num_nodes, len(tokens) - 1, *next(signals))
+            sequence.record_step(trees[row], len(tokens) - 1, *next(signals))
             emitted.append((sequence, tokens))
         return emitted
 
@@ -389,11 +403,11 @@ class Engine:
             return iter(())
         if output.stats is None:
             picked = torch.stack([output.logits[segment][row] for segment, row in rows])
-            values = torch.stack(entropy_and_top1(picked), dim=1)
+            values = torch.stack(entropy_and_top1(picked), dim=1).tolist()
         else:
             stats = [(output.stats[segment], row) for segment, row in rows]
-            values = torch.stack([torch.stack((s.entropy[r], s.top1[r])) for s, r in stats])
-        if not bool(torch.isfinite(values).all()):
+            values = [(s.entropy[r], s.top1[r]) for s, r in stats]
+        if not all(math.isfinite(entropy) and math.isfinite(p0) for entropy, p0 in values):
             advice = "check the weights"
             if self.target.dtype == torch.float16:
                 advice = "use bfloat16 or float32, or " + advice
@@ -401,7 +415,7 @@ class Engine:
                 f"the target produced logits that are not finite in {self.target.precision}; "
                 f"{advice}"
             )
-        return iter([(entropy, p0) for entropy, p0 in values.tolist()])
+        return iter([(entropy, p0) for entropy, p0 in values])
 
     def _emit(self, sequence: ActiveSequence, tokens: tuple[int, ...]) -> StreamChunk:
         text, taken = sequence.output.push(tokens)
@@ -455,7 +469,7 @@ def _tree_segment(sequence: ActiveSequence, tree: DraftTree) -> Segment:
     return Segment(sequence.cache, tree.tokens, topology.depths, mask)
 
 
-def _argmax(output: TargetOutput, segment: int) -> Tensor | None:
+def _argmax(output: TargetOutput, segment: int) -> list[int] | None:
     """Greedy tokens of a segment's rows, where the target gave them."""
     return None if output.stats is None else output.stats[segment].tokens
 

@@ -110,31 +110,33 @@ class ActiveSequence:
         self._prompt_hidden.append(hidden)
         return self.cache.length == len(self.request.prompt)
 
-    def first_token(self, logits: Tensor, argmax: Tensor | None, drafter: Drafter) -> int:
+    def first_token(self, logits: Tensor, argmax: list[int] | None, drafter: Drafter) -> int:
         """Choose the token after the prompt; start the drafter's state.
 
         Args:
             logits: ``(1, V)`` of the target.
-            argmax: int64 ``(1,)`` of the logits, where the target gave it.
+            argmax: of the logits, where the target gave it.
             drafter: whose state begins here.
         """
         if self.reads_logits and self.request.typical is None:
             token = self._choose(logits[0], [])
         else:
-            token = int((greedy_tokens(logits) if argmax is None else argmax)[0])
+            token = argmax[0] if argmax is not None else int(greedy_tokens(logits)[0])
         hidden = torch.cat(self._prompt_hidden)
         self._prompt_hidden.clear()
         self.drafter_state = drafter.prefill(self.request.prompt, hidden, token)
         self._first = self._last = time.perf_counter()
         return token
 
-    def verify(self, tree: DraftTree, logits: Tensor, argmax: Tensor | None = None) -> VerifyResult:
+    def verify(
+        self, tree: DraftTree, logits: Tensor, argmax: list[int] | None = None
+    ) -> VerifyResult:
         """Check a draft tree.
 
         Args:
             tree: of N rows.
             logits: ``(N, V)`` of the target.
-            argmax: int64 ``(N,)`` of the logits, where the target gave it.
+            argmax: of each row of the logits, where the target gave it.
         """
         topology, drafted = tree.topology, tree.tokens.tolist()
         verdict = self._verify(topology, drafted, logits, argmax)
@@ -146,13 +148,13 @@ class ActiveSequence:
         return verdict
 
     def _verify(
-        self, topology: Topology, drafted: list[int], logits: Tensor, argmax: Tensor | None
+        self, topology: Topology, drafted: list[int], logits: Tensor, argmax: list[int] | None
     ) -> VerifyResult:
         sampling, typical = self.request.sampling, self.request.typical
         if typical is not None:
             return verify_typical(topology, drafted, logits, sampling.temperature, typical)
         if not self.reads_logits:
-            targets = (greedy_tokens(logits) if argmax is None else argmax).tolist()
+            targets = greedy_tokens(logits).tolist() if argmax is None else argmax
             return verify_exact(topology, drafted, lambda node, _: targets[node])
         return verify_exact(
             topology, drafted, lambda node, emitted: self._choose(logits[node], emitted)
@@ -162,17 +164,19 @@ class ActiveSequence:
         """Take the signals of the distribution that the first token was drawn from."""
         self._tracker.start(entropy, p0)
 
-    def record_step(self, num_nodes: int, num_accepted: int, entropy: float, p0: float) -> None:
+    def record_step(self, tree: DraftTree, num_accepted: int, entropy: float, p0: float) -> None:
         """Log a step; take the signals of the distribution its bonus token was drawn from."""
-        before = self._tracker.signal()
+        entropy_before, p0_before = self._tracker.last
         self._steps.append(
             StepRecord(
                 topology=self._decision.name,
-                num_nodes=num_nodes,
+                num_nodes=tree.topology.num_nodes,
                 num_accepted=num_accepted,
-                entropy=before.entropy,
-                p0=before.p0,
+                entropy=entropy_before,
+                p0=p0_before,
                 bin=self._decision.bin,
+                num_copied=tree.num_copied,
+                depth=tree.topology.max_depth,
             )
         )
         was_asked = num_nodes > 0 or len(_shape(self.plan)) > 0

@@ -25,7 +25,7 @@ class GrowthTask:
         plan: that opens its root.
         root: token.
         copy: what followed the same words earlier.
-        noise: ``(V,)`` for each depth, where columns are ranked by noise + score * scale.
+        noise: ``(columns,)`` for each depth, where columns are ranked by noise + score * scale.
         scale: see there.
     """
 
@@ -46,8 +46,14 @@ class _Shape:
         costs = plan.costs
         for values in (costs.rows, costs.draft, costs.draft_row, rule.gains[at]):
             self._kept.append(np.ascontiguousarray(values, dtype=np.float64))
-        self.places = [address(values) for values in self._kept]
+        self._places = [address(values) for values in self._kept]
         self.copies = _copy_places(rule.copies, self._kept)
+
+    def write(self, place: CGrowth, plan: GrowthPlan) -> None:
+        """Set what is the same whenever the plan is used."""
+        place.num_nodes, place.num_levels = self.envelope.num_nodes, plan.max_depth
+        place.levels, place.rate = self.envelope.levels, plan.rate
+        place.table, place.rows_ms, place.draft_ms, place.draft_row_ms, place.gains = self._places
 
     def copy_at(self, copy: Copy | None, limit: int) -> tuple[int, int | None, int | None]:
         """How many tokens of a copy are looked at, and where their probabilities lie."""
@@ -88,10 +94,18 @@ class GrowthRoom:
 
     def _reserve(self, count: int) -> None:
         self.tokens = np.empty((count, _ROOM), dtype=np.int32)
-        self.copied = np.empty((count, MAX_COPY), dtype=np.int32)
         self.codes = np.empty((count, _ROOM), dtype=np.uint8)
         self.kept = np.empty((count, _ROOM), dtype=np.int32)
+        self._copied = np.empty((count, MAX_COPY), dtype=np.int32)
         self.for_core = (CGrowth * count)()
+        self.places = list(self.for_core)
+        """The structures themselves, which are costly to index."""
+        self._plans: list[GrowthPlan | None] = [None] * count
+        for index, place in enumerate(self.places):
+            place.tokens = address(self.tokens[index])
+            place.codes = address(self.codes[index])
+            place.kept = address(self.kept[index])
+            place.copied = address(self._copied[index])
 
     def prepare(self, tasks: Sequence[GrowthTask]) -> None:
         """Set the buffers for a call; what lay in them is gone."""
@@ -100,36 +114,24 @@ class GrowthRoom:
         self.codes.fill(UNSCORED)
         self._noises: list[Any] = []
         for index, task in enumerate(tasks):
-            shape = _shape_of(task.plan)
-            num_nodes = shape.envelope.num_nodes
-            num_copied, hits, mixes = shape.copy_at(task.copy, task.plan.depth)
+            shape, place = _shape_of(task.plan), self.places[index]
+            if self._plans[index] is not task.plan:
+                self._plans[index] = task.plan
+                shape.write(place, task.plan)
             self.tokens[index] = task.root
-            if task.copy is not None:
-                self.copied[index, :num_copied] = task.copy.tokens[:num_copied]
-                self.tokens[index, num_nodes : num_nodes + num_copied] = self.copied[
-                    index, :num_copied
-                ]
-            noise = None
-            if task.noise:
-                places = np.array([address(row) for row in task.noise], dtype=np.uint64)
-                assert len(places) == task.plan.max_depth  # noqa: S101 - one for each depth
-                self._noises += [places, *task.noise]
-                noise = address(places)
-            self.for_core[index] = CGrowth(
-                num_nodes,
-                task.plan.max_depth,
-                shape.envelope.levels,
-                *shape.places,
-                task.plan.rate,
-                address(self.tokens[index]),
-                noise,
-                task.scale,
-                num_copied,
-                address(self.copied[index]),
-                hits,
-                mixes,
-                address(self.codes[index]),
-                address(self.kept[index]),
-                0,
-                0,
-            )
+            length, place.hits, place.mixes = shape.copy_at(task.copy, task.plan.depth)
+            place.num_copied = length
+            if length and task.copy is not None:
+                copied = task.copy.tokens[:length]
+                self._copied[index, :length] = copied
+                self.tokens[index, place.num_nodes : place.num_nodes + length] = copied
+            place.noise, place.scale = self._noise(task), task.scale
+
+    def _noise(self, task: GrowthTask) -> int | None:
+        """Address of the addresses of the noise of each depth."""
+        if not task.noise:
+            return None
+        places = np.array([address(row) for row in task.noise], dtype=np.uint64)
+        assert len(places) == task.plan.max_depth  # noqa: S101 - one for each depth
+        self._noises += [places, *task.noise]
+        return address(places)

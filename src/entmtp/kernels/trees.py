@@ -89,7 +89,7 @@ class TreeRequest:
     Attributes:
         plan: with nodes.
         root: token.
-        noise: ``(V,)`` for each depth, where columns are ranked by noise + score * scale.
+        noise: ``(columns,)`` for each depth, where columns are ranked by noise + score * scale.
         scale: see there.
     """
 

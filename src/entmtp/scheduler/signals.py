@@ -4,13 +4,12 @@ All come from the raw logits, before temperature and other warps: at temperature
 distribution is one-hot and says nothing.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["DECAY", "HIT_DECAY", "Signal", "SignalTracker"]
 
 
-@dataclass(frozen=True)
-class Signal:
+class Signal(NamedTuple):
     """One small vector a step.
 
     Attributes:
@@ -66,7 +65,8 @@ class SignalTracker:
         """Start before the first token; ``decay`` is the weight of the past in each average."""
         self._p0, self._entropy, self._accepted = _Ema(decay), _Ema(decay), _Ema(decay)
         self._hits = _Ema(HIT_DECAY)
-        self._last = (0.0, 0.0)
+        self.last = (0.0, 0.0)
+        """Entropy and top-1 probability of the newest distribution."""
         self._num_steps = self._num_hits = 0
 
     def start(self, entropy: float, p0: float) -> None:
@@ -94,13 +94,13 @@ class SignalTracker:
         self._observe(entropy, p0)
 
     def _observe(self, entropy: float, p0: float) -> None:
-        self._last = (entropy, p0)
+        self.last = (entropy, p0)
         self._entropy.push(entropy)
         self._p0.push(p0)
 
     def signal(self, context: int = 0, batch: int = 1) -> Signal:
         """The current vector, for a step of ``batch`` sequences after ``context`` tokens."""
-        entropy, p0 = self._last
+        entropy, p0 = self.last
         return Signal(
             p0=p0,
             entropy=entropy,

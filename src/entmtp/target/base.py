@@ -86,14 +86,14 @@ class LogitStats:
     """What decoding asks of rows of raw logits, where a target computes it on the way.
 
     Attributes:
-        tokens: int64 ``(n,)`` arg-max, ties to the lower id.
-        entropy: float32 ``(n,)`` of softmax, in nats; NaN where a row is not finite.
-        top1: float32 ``(n,)`` largest probability.
+        tokens: arg-max of each row, ties to the lower id.
+        entropy: of softmax, in nats; NaN where a row is not finite.
+        top1: largest probability.
     """
 
-    tokens: Tensor
-    entropy: Tensor
-    top1: Tensor
+    tokens: list[int]
+    entropy: list[float]
+    top1: list[float]
 
 
 @dataclass(frozen=True)

@@ -238,10 +238,9 @@ class NativeTarget:
 
 def _split_stats(rows: npt.NDArray[np.void], counts: Sequence[int]) -> tuple[LogitStats, ...]:
     """Statistics of all rows of logits, cut into segments."""
-    columns = (
-        torch.from_numpy(rows["argmax"].astype(np.int64)),
-        torch.from_numpy(rows["entropy"].astype(np.float32)),
-        torch.from_numpy(rows["p_max"].astype(np.float32)),
-    )
-    parts = zip(*(torch.split(column, list(counts)) for column in columns), strict=True)
-    return tuple(LogitStats(*part) for part in parts)
+    tokens, entropy, top1 = (rows[name].tolist() for name in ("argmax", "entropy", "p_max"))
+    parts, end = [], 0
+    for count in counts:
+        start, end = end, end + count
+        parts.append(LogitStats(tokens[start:end], entropy[start:end], top1[start:end]))
+    return tuple(parts)

@@ -90,13 +90,13 @@ struct RowStats { int32_t argmax; float p_max, log_sum_exp, entropy; };
 struct Partial { float max, sum, weighted; int32_t argmax; };
 
 // What a drafter is asked for: all scores of some rows, or their best columns. A column is ranked by
-// its score, or, under noise, by noise[its token] + score * scale; ties go to the lower column.
+// its score, or, under noise, by noise + score * scale; ties go to the lower column.
 struct Ranking {
     float* scores;                // [rows][columns] or null
     int32_t count;                // columns wanted of each row, best first; 0 beside all scores
     int32_t* best;                // [rows][count]
     float* values;                // [rows][count], what they are ranked by; beside log_sums, their scores
-    const float* const* noise;    // [rows], each [tokens] or null; or null
+    const float* const* noise;    // [rows], each [columns] or null; or null
     const float* scale;           // [rows] or null
     float* log_sums;              // [rows] log of the sum of exp(score) over all columns, or null
 };

@@ -28,18 +28,23 @@ bool is_sound(const Engine& e, const EntmtpTree& t, int max_levels, bool is_bloc
     return held <= kMaxPending;
 }
 
-// The paths of an envelope go from its root through rows of the depths above; all else as in a tree.
+// Each node of an envelope is a child once, and paths go through the rows that nodes are children of;
+// all else as in a tree.
 bool is_sound(const Engine& e, const EntmtpGrowth& g, int max_levels) {
     if (g.num_nodes > kMaxEnvelope || !g.table || !g.rows_ms || !g.draft_ms || !g.draft_row_ms || !g.gains || !g.codes || !g.kept) return false;
     if (g.num_copied < 0 || g.num_copied > kMaxCopy || (g.num_copied && (!g.copied || !g.hits || !g.mixes))) return false;
     if (!is_sound(e, EntmtpTree{g.num_nodes, g.num_levels, g.levels, g.tokens, g.noise, g.scale}, max_levels, false)) return false;
-    std::vector<int> depth_of(g.num_nodes, 0);
+    std::vector<int> above(g.num_nodes, -1);
     for (int d = 0; d < g.num_levels; d++) {
         const EntmtpLevel& l = g.levels[d];
-        for (int c = 0; c < l.children; c++) depth_of[l.nodes[c]] = d + 1;
-        for (int r = 0; r < l.rows; r++)
-            for (int t = 0; t <= d; t++)
-                if (depth_of[l.paths[size_t(r) * (d + 1) + t]] != t) return false;
+        for (int r = 0; r < l.rows; r++) {
+            const int32_t* path = l.paths + size_t(r) * (d + 1);
+            for (int t = 0; t <= d; t++) if (t ? above[path[t]] != path[t - 1] : path[0] != 0) return false;
+        }
+        for (int c = 0; c < l.children; c++) {
+            if (above[l.nodes[c]] >= 0) return false;
+            above[l.nodes[c]] = l.paths[size_t(l.parents[c]) * (d + 1) + d];
+        }
     }
     return true;
 }
@@ -114,9 +119,9 @@ public:
         double further = g_.rate * g_.draft_row_ms[depth], surplus = 0;
         for (int r = 0; r < all.rows; r++) {
             int node = node_of(all, depth, r), at = on_copy_[node];
-            double value = values_[node] < 0 ? 0 : values_[node];
+            if (values_[node] < 0) continue;
             double left = at < 0 || at >= g_.num_copied ? 1.0 : 1.0 - g_.hits[at];
-            double margin = value * left * g_.gains[depth] - further;
+            double margin = values_[node] * left * g_.gains[depth] - further;
             if (margin > 0) rows.push_back(r), surplus += margin;
         }
         if (!depth) rows = {0};
