@@ -285,7 +285,7 @@ class SignalScheduler:
 
     def choose(self, state: None, signal: Signal) -> SchedulerDecision:
         read = [float(np.float32(value)) for value in (signal.entropy, signal.p0)]
-        counted = (signal.accepted_ema, signal.hit_ema, signal.hit_weight)
+        counted = (signal.accepted_ema, signal.hit_ema, signal.num_hits)
         seen = (self._seed, *read, *counted, signal.num_steps, signal.context)
         index = random.Random(repr(seen)).randrange(len(self._plans))
         return SchedulerDecision(f"plan{index}", self._plans[index], index)
