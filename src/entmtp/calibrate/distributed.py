@@ -22,7 +22,7 @@ from entmtp.calibrate.worker import Worker, WorkerFacts, facts_here
 from entmtp.engine import Engine
 from entmtp.errors import ClusterError
 
-__all__ = ["Cluster", "open_cluster"]
+__all__ = ["Cluster", "check_worker", "open_cluster"]
 
 _OF_MACHINE = ("device", "threads")
 _OF_TRACE = tuple(f.name for f in fields(BankSource) if f.name not in _OF_MACHINE)
@@ -102,7 +102,7 @@ def open_cluster(
             lambda: actor.remote(load),
             count,
             model,
-            lambda name, there: _check(name, there, here, is_timed),
+            lambda name, there: check_worker(name, there, here, is_timed=is_timed),
         )
         try:
             yield Cluster(pool)
@@ -110,8 +110,18 @@ def open_cluster(
             pool.close()
 
 
-def _check(name: str, there: WorkerFacts, here: WorkerFacts, is_timed: bool) -> None:
-    """Refuse a worker whose trace, or whose times, would be others."""
+def check_worker(name: str, there: WorkerFacts, here: WorkerFacts, *, is_timed: bool) -> None:
+    """Refuse a worker whose trace, or whose times, would be others.
+
+    Args:
+        name: of the worker.
+        there: its facts.
+        here: those of this process.
+        is_timed: its times are wanted, too.
+
+    Raises:
+        ClusterError: names the worker and what differs.
+    """
     if there.versions != here.versions:
         raise ClusterError(f"{name} has {there.versions}, this process {here.versions}")
     differing = _differences(there, here, _OF_TRACE)
