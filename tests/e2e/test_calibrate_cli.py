@@ -82,6 +82,7 @@ def test_costs_of_another_bank_make_it_reproducible(
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_two_workers_make_the_same_bank(run: Run, files: dict[str, Path], tmp_path: Path) -> None:
     """Byte for byte but for its provenance, from the same trace, and nothing else is left."""
     pytest.importorskip("ray")

@@ -15,7 +15,7 @@ from entmtp.calibrate.groups import TraceSettings
 from entmtp.calibrate.points import cost_table
 from entmtp.calibrate.session import trace_prompts, usual_envelope
 from entmtp.calibrate.timing import TimingParams, timing_points
-from entmtp.errors import ClusterError, TraceError
+from entmtp.errors import TraceError
 from entmtp.files import holding
 from entmtp.params import SamplingParams
 from entmtp.topology import Topology
@@ -51,15 +51,16 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "GROUP", 2)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def _cluster() -> Iterator[None]:
-    """One for the module: each test starts workers of its own."""
+    """Connected to a cluster of its own."""
     pytest.importorskip("ray")
     with joined(TWO, WorkerSize(1)):
         yield
     gc.collect()  # Ray does not wait for its processes, of which the interpreter warns: here
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_cluster")
 def test_a_trace_and_times_from_two_workers(tmp_path: Path) -> None:
     """One worker is killed, another takes its place; cut off, the run goes on here.
@@ -80,20 +81,6 @@ def test_a_trace_and_times_from_two_workers(tmp_path: Path) -> None:
         points = timing_points(engine, TREES, QUICK)
         costs = cost_table(cluster.time_points(points, QUICK))
     assert (costs.rows, costs.contexts, costs.batches) == ((1, 2, 3, 4), (32, 64), (1, 2))
-
-
-@pytest.mark.usefixtures("_cluster")
-def test_a_worker_with_other_heads_is_refused(tmp_path: Path) -> None:
-    """The error names the worker, the machine, and what differs."""
-    load = partial(tiny_engine, 4)
-    one = ClusterParams("local", 1)
-    message = r"worker 1 on .* would write another trace: drafter_digest"
-    with (
-        open_cluster(one, tiny_engine(), "tiny", load, is_timed=False) as cluster,
-        pytest.raises(ClusterError, match=message),
-    ):
-        traced(tmp_path / "it", cluster.trace_groups)
-    assert list((tmp_path / "it.parts").glob("0*")) == []
 
 
 def test_two_runs_do_not_write_the_same_trace(tmp_path: Path) -> None:

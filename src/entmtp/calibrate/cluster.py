@@ -135,7 +135,7 @@ def _connect(ray: Any, address: str) -> bool:
             f"there is no Ray cluster at {address} ({_first_line(error)}); start one there with "
             "'ray start --head', or use --distributed local"
         ) from error
-    except (RuntimeError, ValueError, ImportError, OSError) as error:
+    except Exception as error:  # Ray raises many kinds, the plain one too
         raise ClusterError(
             f"the Ray cluster at {address} cannot be joined ({_first_line(error)})"
         ) from error
@@ -158,7 +158,7 @@ def _start(ray: Any, params: ClusterParams, size: WorkerSize, folder: Path) -> N
             _temp_dir=str(folder),
             **_QUIET,
         )
-    except (RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # Ray raises many kinds, the plain one too
         raise ClusterError(f"a Ray cluster cannot be started ({_first_line(error)})") from error
 
 
