@@ -189,7 +189,7 @@ def grow_slowly(
     Args:
         plan: the rule.
         codes: of the nodes of the envelope, the root's left out.
-        on_copy: nodes of the envelope whose paths carry the first tokens of the copy, root included.
+        on_copy: nodes of the envelope whose paths carry the copy's first tokens, root included.
         copy: its tokens are not looked at, only their number.
     """
     rule, envelope, costs, kind = plan.rule, plan.rule.envelope, plan.costs, plan.signal_class

@@ -1,4 +1,4 @@
-"""Trees that grow beside copies, on texts that repeat themselves, give what plain decoding gives."""
+"""Trees that grow beside copies, on texts that repeat themselves, change no token."""
 
 import random
 from collections.abc import Sequence

@@ -124,6 +124,7 @@ template <class Run> void bad_growths(World& w, int depths, Run run) {
         {"a path that stays", [](Envelope& e, EntmtpGrowth&) { e.tree.arrays[1].paths[1] = 0; }},
         {"a path to another depth", [](Envelope& e, EntmtpGrowth&) { e.tree.arrays[1].paths[1] = e.num_nodes - 1; }},
         {"a child of two depths", [](Envelope& e, EntmtpGrowth&) { e.tree.arrays[1].nodes[0] = e.tree.arrays[0].nodes[0]; }},
+        {"a row without children", [](Envelope& e, EntmtpGrowth&) { std::fill(e.tree.arrays[1].parents.begin(), e.tree.arrays[1].parents.end(), 0); }},
         {"a child twice", [](Envelope& e, EntmtpGrowth&) { e.tree.arrays[1].nodes[0] = e.tree.arrays[1].nodes[1]; }},
     };
     auto made = [&](const char* what, auto spoil) {
@@ -131,9 +132,10 @@ template <class Run> void bad_growths(World& w, int depths, Run run) {
         own.randomise(w.weighted.rng, own.tree.tokens);
         own.copied.resize(2), own.hits.resize(2), own.mixes.resize(2), own.rows_ms.resize(own.num_nodes + 2), own.clear();
         EntmtpGrowth view = own.view();
-        check(run(own, view) == 0, "the growth before it is spoiled");
-        spoil(own, view);
         int code = run(own, view);
+        check(code == 0, "the growth before it is spoiled", code);
+        spoil(own, view);
+        code = run(own, view);
         check(code == 11, what, code);
     };
     for (const Bad& bad : cases) made(bad.what, bad.spoil);

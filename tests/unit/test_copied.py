@@ -12,7 +12,6 @@ from entmtp.calibrate.copied import TextCopies, common_length, node_on_copy
 from entmtp.drafters.base import GrownTree
 from entmtp.drafters.copying import CopyIndex
 from entmtp.growth import MAX_COPY, Copy, GrowthPlan
-from entmtp.topology import Topology
 from growing import random_envelope
 
 tokens = st.lists(st.integers(0, 3), max_size=30)

@@ -22,7 +22,7 @@ from entmtp.calibrate.replay import accepted_lengths, rollout_cost
 from entmtp.calibrate.summary import pack_trace, shorten, unpack_trace
 from entmtp.calibrate.trace import Trace
 from entmtp.errors import BankError
-from entmtp.topology import Path, Topology
+from entmtp.topology import Topology
 from traces import random_trace, with_growth
 
 COSTS = linear_costs()

@@ -201,10 +201,10 @@ def test_growing_needs_the_envelope_of_the_trace() -> None:
     """One without, and one of another."""
     trace, envelope = random_trace(1), Topology.from_paths([(0,), (1,)])
     policy = SignalScheduler(0, [GrowthPlan.whole(envelope)])
-    with pytest.raises(TraceError, match="the trace has no envelope.*--envelope"):
+    with pytest.raises(TraceError, match=r"the trace has no envelope.*--envelope"):
         replay_policy(trace, policy)
     other = with_growth(trace, Topology.from_paths([(0,), (1,), (2,)]))
-    with pytest.raises(TraceError, match="envelope of 2 nodes, not in that of the trace.* 3"):
+    with pytest.raises(TraceError, match=r"envelope of 2 nodes, not in that of the trace.* 3"):
         replay_policy(other, policy)
 
 

@@ -1,8 +1,8 @@
 """The short form of a trace that a bank carries, so that it can be fitted again without a model.
 
-Kept are the ranks, the codes of the envelope, the copies and the signals, these in reduced precision;
-tokens are left out. A bank is always fitted to the short form, so that fitting it again gives the
-same bank.
+Kept are the ranks, the codes of the envelope, the copies and the signals, these in reduced
+precision; tokens are left out. A bank is always fitted to the short form, so that fitting it again
+gives the same bank.
 """
 
 import base64
