@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -188,7 +189,7 @@ def test_a_long_hostile_stretch_is_left_again() -> None:
     hostile = found[50:300]
     assert set(hostile) == {"none", "chain1"}
     probes = [at for at, name in enumerate(hostile) if name == "chain1"]
-    assert {b - a for a, b in zip(probes, probes[1:], strict=False)} == {PROBE_EVERY}
+    assert {b - a for a, b in pairwise(probes)} == {PROBE_EVERY}
     assert set(found[-50:]) == {"wide"}
 
 
