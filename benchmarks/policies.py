@@ -5,8 +5,8 @@
 
 Costs come from a calibrated bank or are given. For each task and for all texts: tokens/s, over
 those of the best single tree of the fitting half, and the share of the way from it to the
-clairvoyant bound. Below are ladders on signals that cost passes of the heads, charged for these, and as if they
-were free. With --each-task every task is fitted alone.
+clairvoyant bound. Below are ladders on signals that cost passes of the heads, charged for these,
+and as if they were free. With --each-task every task is fitted alone.
 """
 
 import argparse

@@ -129,6 +129,7 @@ def test_one_level_is_one_tree() -> None:
         ({"thresholds": (0.7, 0.3)}, "thresholds must be numbers that rise"),
         ({"thresholds": (0.3, math.nan)}, "thresholds must be numbers that rise"),
         ({"signal": "mood"}, "the signal is 'mood'; it must be one of entropy, p0"),
+        ({"signal": "hit_ema"}, "the level 'none' would never be left"),
     ],
 )
 def test_ladders_are_checked(changes: dict[str, object], message: str) -> None:
