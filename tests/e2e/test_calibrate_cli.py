@@ -12,6 +12,7 @@ import pytest
 from entmtp.bank import Bank
 from entmtp.calibrate.summary import unpack_trace
 from entmtp.files import holding
+from entmtp.scheduler import POLICIES
 from entmtp.topology import named_topologies
 from running import Run
 from tiny_workload import make_workload
@@ -62,7 +63,30 @@ def test_from_prompts_to_a_bank_in_use(run: Run, files: dict[str, Path], tmp_pat
     used = json.loads(run(line, **files).out)
     plain = json.loads(run(f"{line} --topology none", **files).out)
     assert used["text"] == plain["text"]
-    assert set(used["stats"]["topology_steps"]) <= set(Bank.read(file).entries)
+    assert plain["stats"]["topology_steps"] == {"none": plain["stats"]["num_steps"]}
+
+
+def test_every_policy_of_a_bank_writes_the_same_text(
+    run: Run, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """They are listed with their rates, and can be named; auto is one of them."""
+    file = tmp_path / "it.json"
+    assert run(f"calibrate {COMMON} --quick --output {file}", **files).code == 0
+    listed = json.loads(run(f"bank show {file} --json").out)["policies"]
+    table = run(f"bank show {file}").out
+    assert "clairvoyant" in listed
+    assert set(POLICIES) - {"auto"} < set(listed)
+    assert all(found["check_tokens_per_s"] > 0 and name in table for name, found in listed.items())
+    texts = set()
+    for policy in POLICIES:
+        line = f"generate {MODEL} --bank {file} --policy {policy} --prompt hello --json"
+        made = run(f"{line} --max-new-tokens 12", **files)
+        assert made.code == 0, made.err
+        texts.add(json.loads(made.out)["text"])
+    assert len(texts) == 1
+    refused = run(f"generate {MODEL} --policy ladder --prompt hello", **files)
+    assert refused.code == 2
+    assert "the policy 'ladder' needs a calibrated bank" in refused.err
 
 
 def test_costs_of_another_bank_make_it_reproducible(

@@ -12,7 +12,8 @@ import torch
 from entmtp.calibrate import collect
 from entmtp.calibrate.collect import TracePrompt, TraceSettings, collect_trace
 from entmtp.calibrate.grow import GrowParams, grow_all
-from entmtp.calibrate.replay import Counts, replay_policy, text_counts
+from entmtp.calibrate.policies import replay_policy
+from entmtp.calibrate.replay import Counts, text_counts
 from entmtp.calibrate.session import trace_facts, trace_prompts, usual_envelope
 from entmtp.calibrate.trace import MISS, Trace, TraceFacts, load_trace, save_trace
 from entmtp.drafters.base import Coupling, Drafter, DraftRequest, GrowRequest
