@@ -189,7 +189,7 @@ def grow_slowly(
     Args:
         plan: the rule.
         codes: of the nodes of the envelope, the root's left out.
-        on_copy: nodes of the envelope whose paths carry the first tokens of the copy, root included.
+        on_copy: nodes of the envelope, root included, whose paths carry the copy's first tokens.
         copy: its tokens are not looked at, only their number.
     """
     rule, envelope, costs, kind = plan.rule, plan.rule.envelope, plan.costs, plan.signal_class
@@ -285,7 +285,7 @@ class SignalScheduler:
 
     def choose(self, state: None, signal: Signal) -> SchedulerDecision:
         read = [float(np.float32(value)) for value in (signal.entropy, signal.p0)]
-        counted = (signal.accepted_ema, signal.hit_ema, signal.hit_weight)
+        counted = (signal.accepted_ema, signal.hit_ema, signal.num_hits)
         seen = (self._seed, *read, *counted, signal.num_steps, signal.context)
         index = random.Random(repr(seen)).randrange(len(self._plans))
         return SchedulerDecision(f"plan{index}", self._plans[index], index)

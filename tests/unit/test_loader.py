@@ -194,7 +194,7 @@ def test_a_scheduler_of_one_s_own_is_taken(model: str) -> None:
     [
         ("lookup", {"policy": "hysteresis", "topology": "tree8"}, "leave out the topology"),
         ("lookup", {"policy": "fixed"}, "needs a topology"),
-        ("lookup", {"policy": "best"}, "policy is 'best'; it must be one of auto, fixed"),
+        ("lookup", {"policy": "best"}, "policy is 'best'; it must be one of auto, plain"),
         ("none", {"topology": "tree8"}, "trees need another drafter"),
         ("none", {"policy": "hysteresis"}, "trees need another drafter"),
     ],

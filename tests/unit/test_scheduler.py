@@ -1,4 +1,4 @@
-"""Signals and the two policies: fixed, and hysteresis with its dead band and dwell."""
+"""Signals and two policies: fixed, and hysteresis with its dead band and dwell."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ from entmtp.scheduler import (
 from entmtp.topology import Topology
 
 TWO = HysteresisParams(
-    levels=("none", "chain4"), up_at=(2.0,), down_above=(3.0,), min_dwell=1, start_level=0
+    levels=("none", "chain4"), up_at=(-2.0,), down_below=(-3.0,), min_dwell=1, start_level=0
 )
 Values = list[tuple[float, float, int]]
 OBSERVED = st.lists(
@@ -121,7 +121,7 @@ def test_policies_state_their_names() -> None:
 
 
 def test_two_levels() -> None:
-    """Up at or below the lower threshold, down above the upper one, else no change."""
+    """Up at or below the lower entropy, down above the upper one, else no change."""
     entropies = [2.5, 2.01, 2.0, 2.5, 3.0, 3.01, 2.5, 1.0]
     assert levels(TWO, entropies) == [0, 0, 1, 1, 1, 0, 0, 1]
 
@@ -150,7 +150,7 @@ def test_noise_within_the_dead_band_never_switches() -> None:
     noise = random.Random(7)
     values = [(2.5 + noise.uniform(-1.0, 1.0), 0.5, 0) for _ in range(300)]
     entropies = [track(values[: n + 1]).entropy_ema for n in range(5, 300)]
-    assert set(levels(dataclasses.replace(TWO, down_above=(3.2,), up_at=(1.8,)), entropies)) == {0}
+    assert set(levels(dataclasses.replace(TWO, down_below=(-3.2,), up_at=(-1.8,)), entropies)) == {0}
 
 
 @given(st.lists(st.floats(0.0, 6.0), min_size=2))
@@ -198,7 +198,7 @@ def test_a_level_that_the_bank_lacks() -> None:
 
 def test_a_single_level_is_a_fixed_tree() -> None:
     """Without thresholds there is nowhere to go."""
-    params = HysteresisParams(levels=("chain4",), up_at=(), down_above=(), start_level=0)
+    params = HysteresisParams(levels=("chain4",), up_at=(), down_below=(), start_level=0)
     assert levels(params, [0.0, 9.0]) == [0, 0]
 
 
@@ -207,15 +207,17 @@ def test_a_single_level_is_a_fixed_tree() -> None:
     [
         ({"levels": ("none", "chain4")}, "2 levels need 1 pairs of thresholds, not 2 and 2"),
         ({"levels": ()}, "0 levels need"),
-        ({"up_at": (3.0,)}, "3 levels need 2 pairs of thresholds, not 1 and 2"),
-        ({"down_above": (3.6,)}, "not 2 and 1"),
-        ({"up_at": (3.0, 2.7)}, "must be below its partner"),
-        ({"up_at": (3.7, 2.2)}, "must be below its partner"),
-        ({"up_at": (math.nan, 2.2)}, "must be below its partner"),
-        ({"down_above": (3.6, math.nan)}, "must be below its partner"),
+        ({"up_at": (-3.0,)}, "3 levels need 2 pairs of thresholds, not 1 and 2"),
+        ({"down_below": (-3.6,)}, "not 2 and 1"),
+        ({"up_at": (-3.0, -2.7)}, "must be below its partner"),
+        ({"up_at": (-3.7, -2.2)}, "must be below its partner"),
+        ({"up_at": (math.nan, -2.2)}, "must be below its partner"),
+        ({"down_below": (-3.6, math.nan)}, "must be below its partner"),
         ({"start_level": 3}, "start_level must name a level"),
         ({"start_level": -1}, "start_level must name a level"),
         ({"min_dwell": 0}, "min_dwell must be at least 1"),
+        ({"signal": "mood"}, "the signal is 'mood'; it must be one of entropy, p0"),
+        ({"up_at": (-2.2, -3.0), "down_below": (-3.0, -3.6)}, "thresholds must be numbers that"),
     ],
 )
 def test_parameters_are_checked(changes: dict[str, object], message: str) -> None:

@@ -161,10 +161,10 @@ def _assigned(
 ) -> list[Ladder]:
     """The best ladder of each size for what was kept at these steps."""
     values = visits.signals[SIGNALS.index(signal)]
+    if len(values) < _NUM_BINS or len(trees) < 2:
+        return []
     shares = np.arange(1, _NUM_BINS) / _NUM_BINS
     edges, first = np.unique(np.quantile(values, shares), return_index=True)
-    if len(values) < _NUM_BINS or len(trees) < 2 or len(edges) < 2:
-        return []
     bins = np.searchsorted(edges, values, side="right")
     ms = texts.step_ms()
     order = sorted(trees, key=lambda tree: (ms[tree], tree))

@@ -67,6 +67,8 @@ def fit_throughput(
     """
     visits = visit(texts, single)
     static_ms = float(simulate(texts, [single])[0])
+    if not len(visits.roots):
+        return _only(texts, numbers, single), static_ms
     candidates = [
         _tables(texts, visits, numbers, weights, num_classes)
         for weights, num_classes in product(_weightings(texts, visits, single), _NUM_CLASSES)
@@ -159,8 +161,6 @@ def _means(texts: Texts, visits: Visits, numbers: dict[str, int]) -> FloatArray:
 def _weightings(texts: Texts, visits: Visits, single: Automaton) -> list[Weights]:
     """Each signal alone, and their combinations that foretell what some trees keep."""
     found: list[Weights] = [tuple(float(name == other) for other in SIGNALS) for name in SIGNALS]
-    if not len(visits.roots):
-        return found
     features = visits.signals - visits.signals.mean(axis=1, keepdims=True)
     spread = np.maximum(features.std(axis=1), 1e-9)
     scaled = features / spread[:, None]

@@ -179,7 +179,7 @@ class ActiveSequence:
                 depth=tree.topology.max_depth,
             )
         )
-        was_asked = num_nodes > 0 or len(_shape(self.plan)) > 0
+        was_asked = tree.topology.num_nodes > 0 or len(_shape(self.plan)) > 0
         self._tracker.step(entropy, p0, num_accepted if was_asked else None, self._is_hit)
         self._last = time.perf_counter()
 
