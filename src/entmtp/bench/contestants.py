@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from entmtp.bank import Bank
 from entmtp.bench.memory import resident_bytes
@@ -34,6 +35,7 @@ class Heads:
 
     Attributes:
         model: name of the model, whose shipped heads are meant by a kind.
+        path: folder or .gguf file of the model.
         medusa: heads of the method ``medusa``: a kind, a file, a folder or a Hugging Face id.
         hydra: heads of the method ``hydra``.
         banks: calibrated for the heads of the engine, by the name of a task; ``""`` is for all
@@ -42,6 +44,7 @@ class Heads:
     """
 
     model: str
+    path: Path
     medusa: str = "medusa"
     hydra: str = "hydra"
     banks: Mapping[str, Bank] = field(default_factory=dict)

@@ -55,6 +55,7 @@ def draw_strip(run: Run) -> Any:
     kept.bar(places, [step.accepted for step in steps], color="tab:green", alpha=0.75)
     kept.set_ylabel("tokens kept")
     kept.set_xlabel("step")
+    kept.locator_params(axis="x", integer=True)
     return figure
 
 

@@ -1,6 +1,6 @@
 """What can be compared: methods by name, and what each needs. Imports nothing heavy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -100,8 +101,7 @@ class _TransformersSystem:
     """``generate`` of transformers with its own cache; implements :class:`System`."""
 
     def __init__(self, setting: PeerSetting, dtype: torch.dtype, num_copied: int | None) -> None:
-        import transformers
-
+        transformers: Any = import_module("transformers")  # without types for its functions
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()
         load = transformers.AutoModelForCausalLM.from_pretrained
@@ -112,7 +112,7 @@ class _TransformersSystem:
             raise UnsupportedModelError(
                 f"transformers does not load the model ({reason})"
             ) from error
-        self._make_config = transformers.GenerationConfig
+        self._make_config: Any = transformers.GenerationConfig
         self._tokenizer, self._context = setting.tokenizer, setting.context
         self._num_copied = num_copied
 

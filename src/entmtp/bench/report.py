@@ -146,7 +146,11 @@ def _strip(runs: Mapping[str, Sequence[Run]]) -> str:
 
 
 def _headroom(document: Mapping[str, Any]) -> str:
-    shares = {task: found for task, found in document["headroom"].items() if found}
+    shares = {
+        task: found
+        for task, found in document["headroom"].items()
+        if any(share is not None for share in found.values())
+    }
     if not shares:
         return ""
     rows = [
@@ -184,8 +188,8 @@ def _costs(runs: Mapping[str, Sequence[Run]], banks: Mapping[str, Bank]) -> str:
 def _ratios(document: Mapping[str, Any]) -> str:
     parts = [
         "<h2>Ratios</h2>",
-        '<p class="note">Tokens/s of the row over that of the column on the prompts of both: median '
-        "of the draws, 95 % interval below.</p>",
+        '<p class="note">Tokens/s of the row over that of the column on the prompts of both: '
+        "median of the draws, 95 % interval below.</p>",
     ]
     for task, ratios in document["ratios"].items():
         names = list(document["results"][task])

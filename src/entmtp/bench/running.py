@@ -72,8 +72,8 @@ def measure_task(it: Measurement, task: Task, systems: Mapping[str, System]) -> 
     """Decode every prompt of a task with every system, repeat after repeat.
 
     The order of the systems moves on by one and turns round from prompt to prompt, so that a slow
-    spell of the machine, and what one leaves behind for the next, hit all alike. Each has a short text to warm
-    up, which is not counted. What the work file holds is not decoded again.
+    spell of the machine, and what one leaves behind for the next, hit all alike. Each has a short
+    text to warm up, which is not counted. What the work file holds is not decoded again.
 
     Args:
         it: what measures.

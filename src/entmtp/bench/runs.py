@@ -136,7 +136,11 @@ class Run:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "Run":
-        """Read what :meth:`as_dict` gave; anything else raises KeyError, TypeError or ValueError."""
+        """Read what :meth:`as_dict` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: anything else.
+        """
         turns = tuple(_turn(turn) for turn in document["turns"])
         return cls(**{name: document[name] for name in _PLAIN}, turns=turns)
 

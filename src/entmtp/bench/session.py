@@ -126,7 +126,6 @@ class BenchSession:
 @contextmanager
 def open_contestants(
     engine: Engine,
-    model: Path,
     heads: Heads,
     tasks: Sequence[Task],
     params: BenchParams,
@@ -137,7 +136,6 @@ def open_contestants(
 
     Args:
         engine: see :class:`Contestants`.
-        model: folder or .gguf file that the engine's target came from.
         heads: see there.
         tasks: whose prompts must fit.
         params: whose texts must fit.
@@ -150,7 +148,7 @@ def open_contestants(
         if not any(task.all_turns for task in tasks):
             window = min(window, longest + params.sampling.max_new_tokens)
         setting = PeerSetting(
-            model=model,
+            model=heads.path,
             tokenizer=engine.tokenizer,
             threads=torch.get_num_threads(),
             context=window,

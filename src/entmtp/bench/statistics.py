@@ -2,8 +2,8 @@
 
 A prompt has one number of tokens and one time, the median of its repeats. Tokens/s of a method is
 the ratio of the sums over prompts, so long texts weigh more than short ones, as they do for whoever
-waits. Intervals are percentiles of a bootstrap over prompts; a draw weighs the prompts alike for all
-methods, so ratios are paired.
+waits. Intervals are percentiles of a bootstrap over prompts; a draw weighs the prompts alike for
+all methods, so ratios are paired.
 """
 
 from collections.abc import Mapping, Sequence

@@ -163,9 +163,7 @@ def _prompts(task: Task, runs: Sequence[Run], base: Mapping[int, Run]) -> list[d
             "prefill_s": sum(turn.prefill_s for turn in run.turns),
             "num_steps": run.num_steps,
             "accepted": sum(step.accepted for step in run.steps) if run.steps else None,
-            "num_switches": sum(
-                a.plan != b.plan for a, b in pairwise(run.steps)
-            ),
+            "num_switches": sum(a.plan != b.plan for a, b in pairwise(run.steps)),
             "identical": run.tokens == base[run.prompt].tokens,
             "nll_nats": run.nll,
         }

@@ -110,7 +110,7 @@ def open_work(
     file = folder / f"{digest}.jsonl"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(file.with_suffix(".lock"), blocking=False):
+        with FileLock(file.with_name(f".{digest}.lock"), blocking=False):
             if is_fresh:
                 file.unlink(missing_ok=True)
             yield WorkFile(file, settings)

@@ -164,9 +164,9 @@ def _session(workloads: tuple[str, ...], options: dict[str, Any]) -> "Iterator[B
     name, path = _model_of(options["model"])
     tasks = encode_tasks(engine, records, all_turns=options["spec_bench"] is not None)
     banks, digests = load_banks(options["banks"], engine, records, home() / "banks")
-    heads = Heads(name, options["medusa_heads"], options["hydra_heads"], banks, digests)
+    heads = Heads(name, path, options["medusa_heads"], options["hydra_heads"], banks, digests)
     traces = home() / "traces" if options["headroom"] else None
-    with open_contestants(engine, path, heads, tasks, params, typical, _notice) as contestants:
+    with open_contestants(engine, heads, tasks, params, typical, _notice) as contestants:
         yield BenchSession(
             contestants,
             tasks,

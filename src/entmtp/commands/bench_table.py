@@ -37,7 +37,7 @@ class BenchProgress:
         now = self._clock()
         if stage != self._stage:
             self._stage, self._first, self._started = stage, done, now
-            self._shown = -math.inf
+            self._shown = -math.inf if self._is_terminal else now
         is_last = done == total
         if not is_last and now - self._shown < (_REPAINT_S if self._is_terminal else _LINE_S):
             return
@@ -60,7 +60,11 @@ def print_task(
 ) -> None:
     """One line a method."""
     plain = results[PLAIN]
-    click.echo(f"{task}: {plain['num_prompts']} prompts, {plain['num_decoded']} tokens")
+    num_prompts, num_runs = plain["num_prompts"], plain["num_runs"]
+    click.echo(
+        f"{task}: {num_prompts} prompts, {num_runs // num_prompts} times; plain decoding wrote "
+        f"{plain['num_decoded']} tokens after the first"
+    )
     click.echo(_TITLES)
     for name, one in results.items():
         ratio = ratios.get(f"{name}/{PLAIN}", {"value": 1.0 if name == PLAIN else math.nan})
