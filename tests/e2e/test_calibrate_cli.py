@@ -1,12 +1,17 @@
 """``entmtp calibrate`` and ``entmtp bank``, as a user types them."""
 
 import json
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from entmtp.bank import Bank
 from entmtp.calibrate.summary import unpack_trace
+from entmtp.files import holding
 from entmtp.scheduler import POLICIES
 from entmtp.topology import named_topologies
 from running import Run
@@ -101,6 +106,49 @@ def test_costs_of_another_bank_make_it_reproducible(
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
+def test_two_workers_make_the_same_bank(run: Run, files: dict[str, Path], tmp_path: Path) -> None:
+    """Byte for byte but for its provenance, from the same trace, and nothing else is left."""
+    pytest.importorskip("ray")
+    first, home = tmp_path / "first.json", tmp_path / "home"
+    line = f"calibrate {COMMON} --measure none"
+    assert run(f"{line} --quick --output {first}", **files).code == 0
+    (trace,) = (home / "traces").iterdir()
+    trace.unlink()  # else it is found again
+    made = tmp_path / "a" / "it.json", tmp_path / "b" / "it.json"
+    line += f" --costs {first}"
+    alone = run(f"{line} --output {made[0]}", **files)
+    assert alone.code == 0
+    local = trace.rename(tmp_path / "local.trace").read_bytes()
+    made[1].parent.mkdir()
+    line += f" --output {made[1]} --distributed local --workers 2"
+    done = subprocess.run(  # Ray leaves signal handlers and processes that it does not wait for
+        [sys.executable, "-m", "entmtp", *shlex.split(line.format(**files))],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=made[1].parent,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == alone.err
+    assert trace.read_bytes() == local
+    assert [file.name for file in made[1].parent.iterdir()] == ["it.json"]
+    texts = [
+        re.sub(r'"provenance": \{[^}]*\}|"sha256": "\w*"', "", file.read_text()) for file in made
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_two_runs_in_one_folder_of_work(run: Run, files: dict[str, Path], tmp_path: Path) -> None:
+    """The second is told, in one line, and nothing of the first is touched."""
+    with holding(tmp_path / "it.json.work"):
+        refused = run(f"calibrate {COMMON} --output {tmp_path / 'it.json'}", **files)
+    assert refused.code == 2
+    assert "it.json.work: another run is at work there" in refused.err
+    assert refused.err.count("\n") == 1
+
+
 def test_other_heads_are_refused(run: Run, files: dict[str, Path], tmp_path: Path) -> None:
     """Where the bank is used and where it is validated."""
     file = tmp_path / "it.json"
@@ -120,6 +168,8 @@ def test_other_heads_are_refused(run: Run, files: dict[str, Path], tmp_path: Pat
         ("--output {root}/x.json --limit 1", "has one prompt"),
         ("--output {root}/x.json --costs {prompts}", "cannot be read as a bank"),
         ("--output {root}/x.json --drafter none", "drafter is none"),
+        ("--output {root}/x.json --workers 2", "give --distributed"),
+        ("--output {root}/x.json --distributed --workers 0", "workers is 0"),
     ],
 )
 def test_bad_calls(options: str, message: str, run: Run, files: dict[str, Path]) -> None:
