@@ -19,7 +19,8 @@ from pathlib import Path
 import entmtp
 from entmtp.calibrate.collect import TracePrompt, TraceSettings, collect_trace
 from entmtp.calibrate.grow import GrowParams, grow_all
-from entmtp.calibrate.replay import Counts, replay_policy
+from entmtp.calibrate.policies import replay_policy
+from entmtp.calibrate.replay import Counts
 from entmtp.calibrate.session import encode_records, trace_facts
 from entmtp.calibrate.trace import Trace
 from entmtp.engine import Engine, EngineLimits, Request

@@ -8,6 +8,8 @@
     │   └── UnsupportedModelError  a sound model that this version cannot decode exactly
     ├── AssetError               a download or a cache folder that failed
     ├── NumericalError           the target produced NaN or infinity
+    ├── TraceError               a trace that cannot be read, written or used again
+    ├── ClusterError             workers that cannot be had, or compute otherwise than this process
     └── TrainingError            data or settings from which heads cannot be trained
 
 The command line turns each into one line on standard error and exit code 2.
@@ -17,6 +19,7 @@ __all__ = [
     "AssetError",
     "BankError",
     "CheckpointError",
+    "ClusterError",
     "EntmtpError",
     "InputError",
     "NumericalError",
@@ -61,6 +64,10 @@ class NumericalError(EntmtpError):
 
 class TrainingError(EntmtpError):
     """Heads cannot be trained from the data or settings given."""
+
+
+class ClusterError(EntmtpError):
+    """Workers of a cluster cannot be had, end again and again, or differ from this process."""
 
 
 class TraceError(EntmtpError):

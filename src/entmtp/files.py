@@ -1,11 +1,42 @@
-"""Files that are whole or not there: written beside their place, then moved into it."""
+"""Files that are whole or not there, and folders that one run at a time writes to.
+
+Files are written beside their place, then moved into it.
+"""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["replacing", "write_text"]
+__all__ = ["BusyFolderError", "holding", "replacing", "write_text"]
+
+
+class BusyFolderError(Exception):
+    """Another run holds a folder; callers turn it into an error of their own."""
+
+
+@contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Make a folder and keep other runs out of it; the end of the process, even by force, frees it.
+
+    Raises:
+        BusyFolderError: another run is at work there.
+        OSError: it cannot be written to.
+    """
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / "run.lock", blocking=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise BusyFolderError(
+            f"{folder}: another run is at work there; wait for its end, or use another output"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

@@ -1,12 +1,18 @@
 """``entmtp calibrate`` and ``entmtp bank``, as a user types them."""
 
 import json
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from entmtp.bank import Bank
 from entmtp.calibrate.summary import unpack_trace
+from entmtp.files import holding
+from entmtp.scheduler import POLICIES
 from entmtp.topology import named_topologies
 from running import Run
 from tiny_workload import make_workload
@@ -57,7 +63,30 @@ def test_from_prompts_to_a_bank_in_use(run: Run, files: dict[str, Path], tmp_pat
     used = json.loads(run(line, **files).out)
     plain = json.loads(run(f"{line} --topology none", **files).out)
     assert used["text"] == plain["text"]
-    assert set(used["stats"]["topology_steps"]) <= set(Bank.read(file).entries)
+    assert plain["stats"]["topology_steps"] == {"none": plain["stats"]["num_steps"]}
+
+
+def test_every_policy_of_a_bank_writes_the_same_text(
+    run: Run, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """They are listed with their rates, and can be named; auto is one of them."""
+    file = tmp_path / "it.json"
+    assert run(f"calibrate {COMMON} --quick --output {file}", **files).code == 0
+    listed = json.loads(run(f"bank show {file} --json").out)["policies"]
+    table = run(f"bank show {file}").out
+    assert "clairvoyant" in listed
+    assert set(POLICIES) - {"auto"} < set(listed)
+    assert all(found["check_tokens_per_s"] > 0 and name in table for name, found in listed.items())
+    texts = set()
+    for policy in POLICIES:
+        line = f"generate {MODEL} --bank {file} --policy {policy} --prompt hello --json"
+        made = run(f"{line} --max-new-tokens 12", **files)
+        assert made.code == 0, made.err
+        texts.add(json.loads(made.out)["text"])
+    assert len(texts) == 1
+    refused = run(f"generate {MODEL} --policy ladder --prompt hello", **files)
+    assert refused.code == 2
+    assert "the policy 'ladder' needs a calibrated bank" in refused.err
 
 
 def test_costs_of_another_bank_make_it_reproducible(
@@ -75,6 +104,49 @@ def test_costs_of_another_bank_make_it_reproducible(
         del document["calibration"]["provenance"], document["sha256"]
         texts.append(document)
     assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
+def test_two_workers_make_the_same_bank(run: Run, files: dict[str, Path], tmp_path: Path) -> None:
+    """Byte for byte but for its provenance, from the same trace, and nothing else is left."""
+    pytest.importorskip("ray")
+    first, home = tmp_path / "first.json", tmp_path / "home"
+    line = f"calibrate {COMMON} --measure none"
+    assert run(f"{line} --quick --output {first}", **files).code == 0
+    (trace,) = (home / "traces").iterdir()
+    trace.unlink()  # else it is found again
+    made = tmp_path / "a" / "it.json", tmp_path / "b" / "it.json"
+    line += f" --costs {first}"
+    alone = run(f"{line} --output {made[0]}", **files)
+    assert alone.code == 0
+    local = trace.rename(tmp_path / "local.trace").read_bytes()
+    made[1].parent.mkdir()
+    line += f" --output {made[1]} --distributed local --workers 2"
+    done = subprocess.run(  # Ray leaves signal handlers and processes that it does not wait for
+        [sys.executable, "-m", "entmtp", *shlex.split(line.format(**files))],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=made[1].parent,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == alone.err
+    assert trace.read_bytes() == local
+    assert [file.name for file in made[1].parent.iterdir()] == ["it.json"]
+    texts = [
+        re.sub(r'"provenance": \{[^}]*\}|"sha256": "\w*"', "", file.read_text()) for file in made
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_two_runs_in_one_folder_of_work(run: Run, files: dict[str, Path], tmp_path: Path) -> None:
+    """The second is told, in one line, and nothing of the first is touched."""
+    with holding(tmp_path / "it.json.work"):
+        refused = run(f"calibrate {COMMON} --output {tmp_path / 'it.json'}", **files)
+    assert refused.code == 2
+    assert "it.json.work: another run is at work there" in refused.err
+    assert refused.err.count("\n") == 1
 
 
 def test_other_heads_are_refused(run: Run, files: dict[str, Path], tmp_path: Path) -> None:
@@ -96,6 +168,8 @@ def test_other_heads_are_refused(run: Run, files: dict[str, Path], tmp_path: Pat
         ("--output {root}/x.json --limit 1", "has one prompt"),
         ("--output {root}/x.json --costs {prompts}", "cannot be read as a bank"),
         ("--output {root}/x.json --drafter none", "drafter is none"),
+        ("--output {root}/x.json --workers 2", "give --distributed"),
+        ("--output {root}/x.json --distributed --workers 0", "workers is 0"),
     ],
 )
 def test_bad_calls(options: str, message: str, run: Run, files: dict[str, Path]) -> None:

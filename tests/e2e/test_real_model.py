@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 
 import entmtp
 from entmtp.calibrate.collect import TraceSettings
-from entmtp.calibrate.replay import Counts, replay_policy
+from entmtp.calibrate.policies import replay_policy
+from entmtp.calibrate.replay import Counts
 from entmtp.calibrate.session import encode_records, trace_prompts
 from entmtp.check import run_check
 from entmtp.engine import Request

@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor
 
-from draft_cases import core_drafter
 from entmtp.calibrate.collect import TracePrompt, TraceSettings, collect_trace
 from entmtp.calibrate.policies import PolicyReplay, replay_policy
 from entmtp.calibrate.session import trace_facts
@@ -23,21 +21,15 @@ from entmtp.sampling import derive_seed
 from entmtp.scheduler import FixedScheduler, TopologyScheduler
 from entmtp.target.base import Target
 from entmtp.topology import Topology
-from exactness import make_drafter
-from fakes import ByteTokenizer, tiny_target
+from fakes import ByteTokenizer
 from growing import SignalScheduler, random_plan
-from native_cases import make_native, needs_library
+from tiny_drafting import KINDS, every_backend, repeating, tiny_drafter, tiny_model
 
-KINDS = ("medusa", "hydra", "hydra++", "mtp")
 ENVELOPE = Topology.from_paths(
     [*((a,) * d for a in (0, 1, 4) for d in (1, 2, 3)), (0, 2), (2,), (0, 0, 1), (0, 0, 0, 0)]
 )
 GAPS = Topology.from_paths([(1,), (3,), (1, 1), (1, 2), (1, 2, 0)])
 SAMPLING = SamplingParams(max_new_tokens=40, seed=7)
-
-every_backend = pytest.mark.parametrize(
-    "backend", ["torch", pytest.param("native", marks=needs_library)]
-)
 
 
 class Watched:
@@ -76,20 +68,14 @@ class Case:
 
     @classmethod
     def make(cls, backend: str, kind: str, eos: int | None = None) -> "Case":
-        if backend == "native":
-            target: Target = make_native("llama")
-            drafter = core_drafter(kind, "llama")
-        else:
-            target = tiny_target(seed=5, dtype=torch.float64, vocab_size=12, context_window=512)
-            drafter = make_drafter(kind, target, (), 4)
+        target, drafter = tiny_model(backend), tiny_drafter(backend, kind)
         rng, vocab_size = random.Random(1), target.config.vocab_size
-        prompts = []
-        for number in range(6):
-            words = [rng.randrange(vocab_size) for _ in range(rng.randint(1, 7))]
-            tokens = (*(words * rng.randint(1, 5)), rng.randrange(vocab_size))
-            prompts.append(TracePrompt(f"p{number}", "t", tokens))
+        prompts: dict[tuple[int, ...], TracePrompt] = {}
+        while len(prompts) < 6:
+            tokens = repeating(rng, vocab_size, 24)
+            prompts[tokens] = TracePrompt(f"p{len(prompts)}", "t", tokens)
         tokenizer = ByteTokenizer(vocab_size, () if eos is None else (eos,))
-        return cls(target, drafter, tuple(prompts), tokenizer)
+        return cls(target, drafter, tuple(prompts.values()), tokenizer)
 
     def trace(self, sampling: SamplingParams, folder: Path, envelope: Topology) -> Trace:
         engine = Engine(self.target, self.drafter, FixedScheduler.plain(), self.tokenizer)
@@ -112,9 +98,8 @@ class Case:
         return results, [watched.trees[prompt.tokens] for prompt in self.prompts]
 
 
-def plans_of(seed: int, envelope: Topology, depth: int) -> list[DraftPlan]:
+def plans_of(seed: int, envelope: Topology) -> list[DraftPlan]:
     """Ways to grow a tree, and two fixed ones."""
-    envelope = envelope.truncate(depth)
     fixed = [Topology(()), Topology.from_paths([(0,), (2,), (0, 1)])]
     return [*(random_plan(10 * seed + number, envelope) for number in range(8)), *fixed]
 
@@ -147,8 +132,8 @@ def test_replay_grows_the_trees_of_decoding(
     envelope = ENVELOPE.truncate(case.drafter.max_depth or 9)
     trace = case.trace(sampling, tmp_path, envelope)
     copied, mixed = 0, 0
-    for seed in range(6):
-        policy = SignalScheduler(seed, plans_of(seed, envelope, 9))
+    for seed in range(3):
+        policy = SignalScheduler(seed, plans_of(seed, envelope))
         results, trees = case.decode(sampling, policy)
         replayed = replay_policy(trace, policy)
         assert_same_steps(replayed, results, trees)
@@ -157,8 +142,8 @@ def test_replay_grows_the_trees_of_decoding(
                 ranks = {rank for path in step.tree.paths for rank in path}
                 copied += COPY_RANK in ranks and step.accepted > 0
                 mixed += COPY_RANK in ranks and len(ranks) > 1
-    assert copied > 10
-    assert mixed > 10
+    assert copied > 5
+    assert mixed > 5
 
 
 @every_backend
@@ -172,7 +157,7 @@ def test_texts_that_stop_early_are_replayed_too(backend: str, tmp_path: Path) ->
     trace = case.trace(sampling, tmp_path, ENVELOPE)
     stopped = 0
     for seed in range(4):
-        policy = SignalScheduler(seed, plans_of(seed, ENVELOPE, 9))
+        policy = SignalScheduler(seed, plans_of(seed, ENVELOPE))
         results, trees = case.decode(sampling, policy)
         assert_same_steps(replay_policy(trace, policy), results, trees)
         stopped += sum(result.finish_reason == "stop" for result in results)
@@ -188,7 +173,7 @@ def test_an_envelope_without_the_best_token_is_replayed_too(
     case, sampling = Case.make(backend, "mtp"), replace(SAMPLING, temperature=temperature)
     trace = case.trace(sampling, tmp_path, GAPS)
     for seed in range(6):
-        policy = SignalScheduler(seed, plans_of(seed, GAPS, 9))
+        policy = SignalScheduler(seed, plans_of(seed, GAPS))
         results, trees = case.decode(sampling, policy)
         assert_same_steps(replay_policy(trace, policy), results, trees)
 

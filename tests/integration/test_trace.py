@@ -12,7 +12,8 @@ import torch
 from entmtp.calibrate import collect
 from entmtp.calibrate.collect import TracePrompt, TraceSettings, collect_trace
 from entmtp.calibrate.grow import GrowParams, grow_all
-from entmtp.calibrate.replay import Counts, replay_policy, text_counts
+from entmtp.calibrate.policies import replay_policy
+from entmtp.calibrate.replay import Counts, text_counts
 from entmtp.calibrate.session import trace_facts, trace_prompts, usual_envelope
 from entmtp.calibrate.trace import MISS, Trace, TraceFacts, load_trace, save_trace
 from entmtp.drafters.base import Coupling, Drafter, DraftRequest, GrowRequest
@@ -278,6 +279,9 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         load_trace(file)
     file.write_bytes(good.replace(b'schema\\": \\"2', b'schema\\": \\"9'))
     with pytest.raises(TraceError, match="schema '9'"):
+        load_trace(file)
+    file.write_bytes(good.replace(b'"copy_node"', b'"copy_nada"'))
+    with pytest.raises(TraceError, match="lacks copy_node; make it again"):
         load_trace(file)
     file.write_bytes(good.replace(b"entmtp-trace", b"entmtp-heads"))
     with pytest.raises(TraceError, match="not a trace"):

@@ -1,11 +1,15 @@
 """The pages name everything that is public, and their links lead somewhere."""
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 
 from entmtp import errors
+from entmtp.bank import BankSource, Calibration, EntryScore
+from entmtp.calibrate.trace import Trace
+from entmtp.costs import CostTable
 from entmtp.topology import named_topologies
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +49,15 @@ def test_every_public_name_is_in_the_api_page() -> None:
 def test_every_error_is_in_the_errors_page() -> None:
     """Whoever meets an error can look it up."""
     assert [name for name in errors.__all__ if not is_named(name, DOCS / "errors.md")] == []
+
+
+def test_every_field_of_a_bank_is_in_its_page() -> None:
+    """Whoever reads or writes bank files finds all that is in them."""
+    page, classes = DOCS / "bank-format.md", (EntryScore, Calibration, BankSource, CostTable, Trace)
+    names = {field.name for one in classes for field in dataclasses.fields(one)}
+    names -= {"tokens"}  # of a trace, which a bank leaves out
+    names |= {"schema", "entries", "name", "paths", "calibration", "sha256", "depth"}
+    assert [name for name in sorted(names) if not is_named(f"`{name}`", page)] == []
 
 
 def test_every_named_tree_is_in_the_topologies_page() -> None:

@@ -68,7 +68,7 @@ struct Tree {
             std::vector<Ints> next, kept;
             for (const Ints& row : rows) a.paths.insert(a.paths.end(), row.begin(), row.end());
             for (int i = 0; i < width; i++) {
-                int parent = static_cast<int>(rng() % rows.size());
+                int parent = static_cast<int>(i < static_cast<int>(rows.size()) ? i : rng() % rows.size());
                 a.nodes.push_back(node), a.parents.push_back(parent), a.ranks.push_back(static_cast<int>(rng() % 9));
                 Ints path = rows[parent];
                 path.push_back(node++), held_of.push_back(-1), next.push_back(path);

@@ -3,6 +3,7 @@
 // on one thread, where tokens are committed one by one. Usage: sanitize_drafts [shared], as
 // sanitize.
 #include "drafted.h"
+#include "grown.h"
 #include <climits>
 #include <map>
 
@@ -35,6 +36,42 @@ void fill_by_heads(World& w, Engine* e, Engine* alone, bool reads_tokens, int wi
             Scored one = run_head(alone, d, base, hidden, {0}, above, 9, {first.noise[d]}, {0.7f});
             check(first.tokens[l.nodes[c]] == w.hot[one.best[l.ranks[c]]], "a child of a filled tree", c);
         }
+    }
+}
+
+// A whole envelope is a filled tree, and codes are those of scores alone; other trees are parts of it,
+// the same in a batch and alone.
+void grow_by_heads(World& w, Engine* e, Engine* alone, bool reads_tokens, int width) {
+    const int hidden = w.weighted.c.hidden;
+    Floats base = w.normal(2 * static_cast<size_t>(hidden));
+    Envelope first(w.weighted.rng, width, w.noises[0].data(), 2), second(w.weighted.rng, 5, nullptr, 1);
+    EntmtpTree fills[] = {first.tree.view(2), second.tree.view(1)};
+    check(entmtp_heads_fill(e, base.data(), fills, 2) == 0, "fill");
+    EntmtpGrowth views[] = {first.view(), second.view()};
+    check(entmtp_heads_grow(e, base.data(), views, 2) == 0, "growth");
+    check_whole(first, views[0]), check_whole(second, views[1]);
+    for (int d = 0; d < 2; d++) {
+        const EntmtpLevel& l = first.levels[d];
+        for (int c = 0; c < l.children; c++) {
+            Ints above;
+            for (int t = 0; reads_tokens && t <= d; t++) above.push_back(first.tokens[l.paths[l.parents[c] * (d + 1) + t]]);
+            Floats scores = run_head(alone, d, base, hidden, {0}, above).scores;
+            double sum = 0, own = scores[std::find(w.hot.begin(), w.hot.end(), first.tokens[l.nodes[c]]) - w.hot.begin()];
+            for (float score : scores) sum += std::exp(score - own);
+            double eighths = std::min(kCodesPerNat * std::log(sum), kCodes - 1.0);
+            check(std::abs(eighths - first.codes[l.nodes[c]] - 0.5) < 0.501, "a code", c);
+        }
+    }
+    for (int round = 0; round < 12; round++) {
+        first.randomise(w.weighted.rng, first.tree.tokens), second.randomise(w.weighted.rng, second.tree.tokens);
+        EntmtpGrowth both[] = {first.view(), second.view()};
+        check(entmtp_heads_grow(e, base.data(), both, 2) == 0, "growth");
+        check_grown(first, both[0], first.tree.tokens), check_grown(second, both[1], second.tree.tokens);
+        Ints kept(first.kept), tokens(first.tokens);
+        first.clear();
+        EntmtpGrowth one = first.view();
+        check(entmtp_heads_grow(alone, base.data(), &one, 1) == 0, "growth");
+        check(one.num_kept == both[0].num_kept && one.attach == both[0].attach && first.kept == kept && first.tokens == tokens, "a tree that grows alone");
     }
 }
 
@@ -96,6 +133,7 @@ void bad_head_jobs(Engine* e, int hidden) {
         {9, "more than are ranked", [](HeadJob& j, Ints&, Ints&) { j.ranking.scores = nullptr, j.ranking.count = kMaxBest + 1; }},
         {9, "noise without a scale", [](HeadJob& j, Ints&, Ints&) { j.ranking.scores = nullptr, j.ranking.count = 2, j.ranking.scale = nullptr; }},
         {9, "noise on all scores", [](HeadJob& j, Ints&, Ints&) { j.ranking.count = 0; }},
+        {9, "sums beside all scores", [](HeadJob& j, Ints&, Ints&) { j.ranking.log_sums = j.ranking.values; }},
     };
     for (const Bad& bad : cases) {
         Ints own_base = base_of, own_tokens = tokens;
@@ -149,8 +187,16 @@ void heads(World& w, bool is_shared) {
                 }
             }
         for (int width : {1, 7, 150}) if (!is_shared) fill_by_heads(w, e, alone, list == &hydra, width);
+        for (int width : {1, 7, 21}) if (!is_shared) grow_by_heads(w, e, alone, list == &hydra, width);
         Floats base = w.normal(hidden);
-        if (!is_shared) bad_trees(w, 11, [&](Tree&, EntmtpTree& view) { return entmtp_heads_fill(e, base.data(), &view, 1); });
+        auto grow = [&](Envelope&, EntmtpGrowth& view) { return entmtp_heads_grow(e, base.data(), &view, 1); };
+        if (!is_shared) {
+            bad_trees(w, 11, [&](Tree&, EntmtpTree& view) { return entmtp_heads_fill(e, base.data(), &view, 1); });
+            bad_growths(w, 2, grow), odd_growths(w, 2, grow);
+            Envelope own(w.weighted.rng, 3, nullptr, 2);
+            EntmtpGrowth view = own.view();
+            check(entmtp_heads_grow(e, nullptr, &view, 1) == 2 && entmtp_heads_grow(e, base.data(), &view, 0) == 2, "nothing to grow");
+        }
         if (list == &hydra && !is_shared) bad_head_jobs(e, hidden);
         entmtp_model_free(e), entmtp_model_free(alone);
     }
@@ -331,6 +377,58 @@ void bad_fills(World& w, Engine* e) {
     check(run(tree, view) == 11, "no mask");
 }
 
+// A whole envelope behind what waits of a text is a filled tree; others are parts of it, the same in a
+// batch and alone, whose rows are read one depth after the other.
+void block_grow(World& w, Engine* e, Engine* alone, int width) {
+    const int hidden = w.weighted.c.hidden;
+    Envelope first(w.weighted.rng, width, w.noises[1].data(), 3), second(w.weighted.rng, 4, nullptr, 2);
+    Floats inputs = w.normal(9 * static_cast<size_t>(hidden));
+    Ints words{1, 2, 3, 4, 5, 6, 7, 8, 9};
+    auto text = [&](Engine* on, int rows, const Envelope& own) { return EntmtpText{entmtp_cache_new(on, rows + own.tree.num_held), rows, inputs.data(), words.data()}; };
+    EntmtpText texts[] = {text(e, 9, first), text(e, 3, second)}, own = text(alone, 9, first);
+    auto again = [&] { for (EntmtpText* t : {&texts[0], &texts[1], &own}) check(entmtp_cache_truncate(t->cache, 0) == 0, "a text that is read again"); };
+    EntmtpTree fills[] = {first.tree.view(3), second.tree.view(2)};
+    check(entmtp_block_fill(e, texts, fills, 2) == 0, "fill");
+    again();
+    EntmtpGrowth views[] = {first.view(), second.view()};
+    check(entmtp_block_grow(e, texts, views, 2) == 0, "growth");
+    check_whole(first, views[0]), check_whole(second, views[1]);
+    for (int round = 0; round < 12; round++) {
+        again();
+        first.randomise(w.weighted.rng, first.tree.tokens), second.randomise(w.weighted.rng, second.tree.tokens);
+        EntmtpGrowth both[] = {first.view(), second.view()};
+        check(entmtp_block_grow(e, texts, both, 2) == 0, "growth");
+        check_grown(first, both[0], first.tree.tokens), check_grown(second, both[1], second.tree.tokens);
+        check(entmtp_cache_length(texts[0].cache) == 9 && entmtp_cache_length(texts[1].cache) == 3, "the texts that were read");
+        Ints kept(first.kept), tokens(first.tokens);
+        first.clear();
+        EntmtpGrowth one = first.view();
+        check(entmtp_block_grow(alone, &own, &one, 1) == 0, "growth");
+        check(one.num_kept == both[0].num_kept && one.attach == both[0].attach && first.kept == kept && first.tokens == tokens, "a tree that grows alone");
+    }
+    again();
+    EntmtpText full = texts[0];
+    full.num_rows = 200;
+    check(entmtp_block_grow(e, &full, views, 1) == 4, "more rows than fit");
+    full = texts[0], full.tokens = nullptr;
+    check(entmtp_block_grow(e, &full, views, 1) == 2 && entmtp_block_grow(e, texts, views, 0) == 2, "nothing to read");
+    for (EntmtpText* t : {&texts[0], &texts[1], &own}) entmtp_cache_free(t->cache);
+}
+
+void bad_block_growths(World& w, Engine* e) {
+    Floats inputs = w.normal(2 * static_cast<size_t>(w.weighted.c.hidden));
+    Ints words{1, 2};
+    auto run = [&](Envelope& own, EntmtpGrowth& view) {
+        words[1] = own.tree.tokens[0];
+        EntmtpText text{entmtp_cache_new(e, 64), 2, inputs.data(), words.data()};
+        int code = entmtp_block_grow(e, &text, &view, 1);
+        check(entmtp_cache_length(text.cache) == (code ? 0 : 2), "what a refused growth left");
+        entmtp_cache_free(text.cache);
+        return code;
+    };
+    bad_growths(w, 3, run), odd_growths(w, 3, run);
+}
+
 struct BadBlock { int code; const char* what; void (*spoil)(Job&, Segment&, Ints&, Ints&, Ints&); };
 
 void bad_block_jobs(World& w, Engine* e) {
@@ -390,6 +488,7 @@ void blocks(World& w, bool is_shared, int width) {
         check(e && alone, "block");
         block_tree(w, e, alone, is_joined, width);
         if (is_joined && !is_shared) block_fill(w, e, alone, width), bad_fills(w, e), bad_block_jobs(w, e);
+        if (is_joined && !is_shared && width <= 20) block_grow(w, e, alone, width), bad_block_growths(w, e);
         if (is_joined) {
             EntmtpFront bad = front;
             bad.vocabulary.embedding = nullptr;

@@ -32,6 +32,8 @@ Engine* entmtp_block_new(Engine*, const Config*, const EntmtpWeights*, const Ent
 Engine* entmtp_heads_new(Engine*, const EntmtpHeads*);
 int entmtp_heads_fill(Engine*, const float*, const EntmtpTree*, int);
 int entmtp_block_fill(Engine*, const EntmtpText*, const EntmtpTree*, int);
+int entmtp_heads_grow(Engine*, const float*, EntmtpGrowth*, int);
+int entmtp_block_grow(Engine*, const EntmtpText*, EntmtpGrowth*, int);
 Linear* entmtp_linear_new(const uint8_t*, const float*, int, int);
 void entmtp_linear_free(Linear*);
 int entmtp_linear_run(Engine*, Linear*, const float*, int, float*);

@@ -1,4 +1,4 @@
-"""Fitting of policies: arrays agree with replay, nothing is worse than one tree, all is repeatable."""
+"""Fitting of policies: arrays agree with replay, and nothing is worse than one tree."""
 
 import json
 import random

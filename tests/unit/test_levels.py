@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -128,6 +129,7 @@ def test_one_level_is_one_tree() -> None:
         ({"thresholds": (0.7, 0.3)}, "thresholds must be numbers that rise"),
         ({"thresholds": (0.3, math.nan)}, "thresholds must be numbers that rise"),
         ({"signal": "mood"}, "the signal is 'mood'; it must be one of entropy, p0"),
+        ({"signal": "hit_ema"}, "the level 'none' would never be left"),
     ],
 )
 def test_ladders_are_checked(changes: dict[str, object], message: str) -> None:
@@ -188,7 +190,7 @@ def test_a_long_hostile_stretch_is_left_again() -> None:
     hostile = found[50:300]
     assert set(hostile) == {"none", "chain1"}
     probes = [at for at, name in enumerate(hostile) if name == "chain1"]
-    assert {b - a for a, b in zip(probes, probes[1:], strict=False)} == {PROBE_EVERY}
+    assert {b - a for a, b in pairwise(probes)} == {PROBE_EVERY}
     assert set(found[-50:]) == {"wide"}
 
 

@@ -150,7 +150,9 @@ def test_noise_within_the_dead_band_never_switches() -> None:
     noise = random.Random(7)
     values = [(2.5 + noise.uniform(-1.0, 1.0), 0.5, 0) for _ in range(300)]
     entropies = [track(values[: n + 1]).entropy_ema for n in range(5, 300)]
-    assert set(levels(dataclasses.replace(TWO, down_below=(-3.2,), up_at=(-1.8,)), entropies)) == {0}
+    assert set(levels(dataclasses.replace(TWO, down_below=(-3.2,), up_at=(-1.8,)), entropies)) == {
+        0
+    }
 
 
 @given(st.lists(st.floats(0.0, 6.0), min_size=2))

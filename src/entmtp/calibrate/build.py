@@ -11,15 +11,17 @@ from typing import Any, Literal
 from entmtp.bank import NONE, Bank, Calibration, EntryScore
 from entmtp.calibrate.adapt import bank_source
 from entmtp.calibrate.collect import TraceSettings
+from entmtp.calibrate.distributed import Cluster
 from entmtp.calibrate.fit import find_candidates, mean_context, timing_trees
 from entmtp.calibrate.fit_policies import fit_policies
 from entmtp.calibrate.grow import GrownTree, GrowParams, grow_all
 from entmtp.calibrate.measure import Measured, measure_entries
 from entmtp.calibrate.pareto import Candidate, acceptance_frontier, select_entries
+from entmtp.calibrate.points import cost_table
 from entmtp.calibrate.recalibrate import recalibrate_by_decoding
 from entmtp.calibrate.session import encode_records, trace_prompts
 from entmtp.calibrate.summary import pack_trace, shorten
-from entmtp.calibrate.timing import TimingParams, filler_tokens, time_steps
+from entmtp.calibrate.timing import TimingParams, filler_tokens, time_steps, timing_points
 from entmtp.calibrate.trace import Trace
 from entmtp.costs import CostTable
 from entmtp.engine import Engine
@@ -95,7 +97,7 @@ class CalibrationRun:
 class Calibrator:
     """Traces, grows, times, selects and measures; each stage goes on where it was cut off."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the last is keyword-only
         self,
         engine: Engine,
         model: str,
@@ -103,6 +105,8 @@ class Calibrator:
         params: CalibrateParams,
         folders: tuple[Path, Path],
         progress: Progress,
+        *,
+        cluster: Cluster | None = None,
     ) -> None:
         """Say what is done where.
 
@@ -114,11 +118,13 @@ class Calibrator:
             folders: of traces, which are found again; and of work in progress, which the caller
                 removes once the bank is written.
             progress: told a stage, how far it is and how far it goes.
+            cluster: traces and times; ``None``: this process does.
         """
         self._engine, self._model = engine, model
         self._settings, self._params = settings, params
         self._traces, self._work = folders
         self._progress = progress
+        self._cluster = cluster
 
     def run(self, records: Sequence[PromptRecord], provenance: Mapping[str, Any]) -> CalibrationRun:
         """Make a bank.
@@ -175,6 +181,7 @@ class Calibrator:
             self._settings,
             self._at("trace"),
             folder=self._traces,
+            tracer=self._cluster.trace_groups if self._cluster else None,
         )
         return shorten(trace)
 
@@ -190,8 +197,12 @@ class Calibrator:
                 return CostTable.from_dict(json.loads(file.read_text(encoding="utf-8")))
             except (OSError, ValueError) as error:
                 raise BankError(f"{file}: damaged ({error}); delete it and run again") from error
-        tokens = filler_tokens(self._engine)
-        costs = time_steps(self._engine, plans, tokens, timing, self._at("time"))
+        if self._cluster is None:
+            tokens = filler_tokens(self._engine)
+            costs = time_steps(self._engine, plans, tokens, timing, self._at("time"))
+        else:
+            points = timing_points(self._engine, plans, timing)
+            costs = cost_table(self._cluster.time_points(points, timing, self._at("time")))
         write_text(file, json.dumps(costs.as_dict()))
         return costs
 

@@ -8,8 +8,9 @@ that was cut off goes on behind the last one.
 """
 
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from entmtp.calibrate.copied import TextCopies, node_on_copy
+from entmtp.calibrate.groups import GroupTracer, TraceGroup, TracePrompt, TraceSettings
 from entmtp.calibrate.trace import (
     MISS,
     NO_COPY,
@@ -42,14 +44,22 @@ from entmtp.drafters.prompt_lookup import PromptLookupDrafter
 from entmtp.drafters.recording import RecordingDrafter
 from entmtp.engine import Engine, EngineLimits, GenerationResult, Request
 from entmtp.errors import InputError, TraceError
+from entmtp.files import BusyFolderError, holding
 from entmtp.growth import UNSCORED, GrowthPlan
 from entmtp.noise import NoiseSource
-from entmtp.params import SamplingParams
 from entmtp.sampling import derive_seed
 from entmtp.scheduler import FixedScheduler
 from entmtp.topology import Topology
 
-__all__ = ["GROUP", "TracePrompt", "TraceSettings", "collect_trace"]
+__all__ = [
+    "GROUP",
+    "GroupTracer",
+    "TraceGroup",
+    "TracePrompt",
+    "TraceSettings",
+    "collect_trace",
+    "trace_group",
+]
 
 GROUP = 32
 """Prompts that are decoded together; a run that is cut off loses at most one such group."""
@@ -57,45 +67,15 @@ GROUP = 32
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class TracePrompt:
-    """One prompt.
-
-    Attributes:
-        id: unique among the prompts.
-        task: of the prompt.
-        tokens: token ids, at least one.
-    """
-
-    id: str
-    task: str
-    tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TraceSettings:
-    """What is traced besides the prompts.
-
-    Attributes:
-        sampling: of the texts; the seed must be set, texts derive theirs from it.
-        depth: how deep ranks go; ``None``: all heads, and 4 where a drafter has no limit.
-        envelope: whose codes are traced, for trees that are grown step by step; empty: none.
-        is_coupled: rank children with the noise of sampling, as the engine does.
-    """
-
-    sampling: SamplingParams
-    depth: int | None = None
-    envelope: Topology = field(default_factory=lambda: Topology(()))
-    is_coupled: bool = True
-
-
-def collect_trace(
+def collect_trace(  # noqa: PLR0913 - the last is keyword-only
     engine: Engine,
     prompts: Sequence[TracePrompt],
     settings: TraceSettings,
     facts: TraceFacts,
     output: Path,
     progress: Progress,
+    *,
+    tracer: GroupTracer | None = None,
 ) -> Trace:
     """Trace prompts into a file; a file or parts of the same facts are used again.
 
@@ -106,9 +86,10 @@ def collect_trace(
         facts: of the trace.
         output: file to write; groups lie in a folder beside it until it is whole.
         progress: told the prompts done and their number.
+        tracer: of the groups that are not there yet; ``None``: this process.
 
     Raises:
-        TraceError: a trace of other facts lies there.
+        TraceError: a trace of other facts lies there, or another run is at work on this one.
         InputError: there is nothing to trace.
     """
     depth = trace_depth(engine.drafter, settings)
@@ -116,26 +97,57 @@ def collect_trace(
     if output.exists():
         shutil.rmtree(folder, ignore_errors=True)  # left by a run that was cut off at its very end
         return _of_same_facts(load_trace(output), facts, output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TraceError(f"{folder}: cannot be written ({error}); name another output") from error
-    parts = []
-    for first in range(0, len(prompts), GROUP):
-        file = folder / f"{first // GROUP:05d}"
-        if file.exists():
-            part = _of_same_facts(load_trace(file), facts, folder)
-        else:
-            part = trace_group(
-                engine, prompts[first : first + GROUP], first, settings, depth, facts
-            )
-            save_trace(part, file)
-        parts.append(part)
-        progress(min(first + GROUP, len(prompts)), len(prompts))
-    trace = join_traces(parts)
-    save_trace(trace, output)
-    shutil.rmtree(folder, ignore_errors=True)
+    groups = [
+        TraceGroup(tuple(prompts[first : first + GROUP]), first, settings, depth, facts)
+        for first in range(0, len(prompts), GROUP)
+    ]
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(holding(folder))
+        except BusyFolderError as error:
+            raise TraceError(str(error)) from error
+        except OSError as error:
+            raise TraceError(
+                f"{folder}: cannot be written ({error}); name another output"
+            ) from error
+        trace = join_traces(_parts(engine, groups, folder, tracer, progress))
+        save_trace(trace, output)
+        shutil.rmtree(folder, ignore_errors=True)
     return trace
+
+
+def _parts(
+    engine: Engine,
+    groups: Sequence[TraceGroup],
+    folder: Path,
+    tracer: GroupTracer | None,
+    progress: Progress,
+) -> list[Trace]:
+    """The traces of all groups, in order; those that lie in the folder are not made again."""
+    parts: dict[int, Trace] = {}
+    total, done = sum(len(group.prompts) for group in groups), 0
+    for group in groups:
+        file = _part_file(folder, group)
+        if file.exists():
+            parts[group.first] = _of_same_facts(load_trace(file), group.facts, folder)
+            done += len(group.prompts)
+            progress(done, total)
+    missing = [group for group in groups if group.first not in parts]
+    for group, part in _trace_here(engine, missing) if tracer is None else tracer(missing):
+        save_trace(part, _part_file(folder, group))
+        parts[group.first] = part
+        done += len(group.prompts)
+        progress(done, total)
+    return [parts[group.first] for group in groups]
+
+
+def _trace_here(engine: Engine, groups: Sequence[TraceGroup]) -> Iterator[tuple[TraceGroup, Trace]]:
+    for g in groups:
+        yield g, trace_group(engine, g.prompts, g.first, g.settings, g.depth, g.facts)
+
+
+def _part_file(folder: Path, group: TraceGroup) -> Path:
+    return folder / f"{group.first // GROUP:05d}"
 
 
 def trace_depth(drafter: Drafter, settings: TraceSettings) -> int:

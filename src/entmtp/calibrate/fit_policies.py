@@ -41,7 +41,7 @@ from entmtp.scheduler.reading import read_params
 from entmtp.scheduler.throughput import ThroughputParams
 from entmtp.topology import Topology
 
-__all__ = ["BOUND", "fit_policies", "rescale_policies"]
+__all__ = ["BOUND", "fit_policies", "policy_rates", "rescale_policies"]
 
 BOUND = "clairvoyant"
 """Name of the bound among the policies of a bank; nobody can decode by it."""
@@ -116,6 +116,18 @@ def fit_policies(
     progress(_NUM_STAGES, _NUM_STAGES)
     normal: dict[str, Any] = json.loads(json.dumps(policies))
     return normal
+
+
+def policy_rates(
+    trace: Trace,
+    entries: Mapping[str, Topology],
+    policies: Mapping[str, Any],
+    costs: CostTable,
+    context: float,
+) -> dict[str, float]:
+    """Tokens a second of fitted policies on other texts, the bound among them."""
+    ground = _Ground.of(trace, entries, costs, context)
+    return _rates(ground, {name: found["params"] for name, found in policies.items()})
 
 
 def rescale_policies(

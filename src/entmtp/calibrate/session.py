@@ -5,7 +5,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from entmtp.calibrate.collect import Progress, TracePrompt, TraceSettings, collect_trace
+from entmtp.calibrate.collect import (
+    GroupTracer,
+    Progress,
+    TracePrompt,
+    TraceSettings,
+    collect_trace,
+)
 from entmtp.calibrate.trace import Trace, TraceFacts
 from entmtp.drafters.base import Drafter
 from entmtp.engine import Engine
@@ -107,6 +113,7 @@ def trace_prompts(  # noqa: PLR0913 - keyword-only beyond the fifth
     *,
     output: Path | None = None,
     folder: Path | None = None,
+    tracer: GroupTracer | None = None,
 ) -> Trace:
     """Trace records; what was made before of the same model, heads and settings is used again.
 
@@ -118,6 +125,7 @@ def trace_prompts(  # noqa: PLR0913 - keyword-only beyond the fifth
         progress: told the prompts done and their number.
         output: file to write.
         folder: instead of ``output``: where files are named after what they hold.
+        tracer: see :func:`collect_trace`.
     """
     prompts = encode_records(engine, records)
     facts = trace_facts(engine, model, prompts, settings)
@@ -128,7 +136,7 @@ def trace_prompts(  # noqa: PLR0913 - keyword-only beyond the fifth
         except OSError as error:
             raise TraceError(f"{folder}: cannot be written ({error})") from error
         output = folder / trace_file_name(facts)
-    return collect_trace(engine, prompts, settings, facts, output, progress)
+    return collect_trace(engine, prompts, settings, facts, output, progress, tracer=tracer)
 
 
 def trace_file_name(facts: TraceFacts) -> str:

@@ -11,9 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
+from entmtp.calibrate.points import Point, StepSamples, TimedPoints, cost_table
 from entmtp.costs import CostTable
 from entmtp.engine import Engine, EngineLimits, Request, StepTimes
 from entmtp.errors import InputError
@@ -21,13 +19,18 @@ from entmtp.params import SamplingParams
 from entmtp.scheduler import SchedulerDecision, Signal
 from entmtp.topology import Topology
 
-__all__ = ["TimingParams", "filler_tokens", "probe_costs", "time_steps"]
+__all__ = [
+    "TimingParams",
+    "filler_tokens",
+    "probe_costs",
+    "time_points",
+    "time_steps",
+    "timing_points",
+]
 
 _STAY = 96  # tokens that a sequence may grow before it begins anew
 _FAR_ROWS = (1, 2, 4, 8, 16, 32)  # that are timed at further contexts
 _BATCH_ROWS = (1, 2, 4, 8)
-_NORMAL_MEDIAN = 1.2533  # standard error of a median over that of a mean, for normal noise
-_IQR = 1.349  # interquartile range of a normal distribution, in standard deviations
 
 Progress = Callable[[int, int], None]
 
@@ -82,27 +85,6 @@ class _Steered:
         return SchedulerDecision("it", self.plan)
 
 
-@dataclass
-class _Samples:
-    """Seconds of the parts of a step at one point."""
-
-    draft: list[float] = field(default_factory=list)
-    forward: list[float] = field(default_factory=list)
-    rest: list[float] = field(default_factory=list)
-
-    def add(self, times: StepTimes, wall_s: float) -> None:
-        self.draft.append(times.draft_s)
-        self.forward.append(times.forward_s)
-        self.rest.append(max(wall_s - times.draft_s - times.forward_s, 0.0))
-
-    def spread(self) -> float:
-        """Standard error of the median of the whole step, as a share of it."""
-        whole = np.array(self.draft) + np.array(self.forward) + np.array(self.rest)
-        low, middle, high = np.percentile(whole, [25, 50, 75])
-        error = _NORMAL_MEDIAN * (high - low) / _IQR / np.sqrt(len(whole))
-        return float(error / middle)
-
-
 class _Place:
     """An engine with sequences at one context in one batch."""
 
@@ -118,7 +100,7 @@ class _Place:
         self._ids: list[int] = []
         self._grown = 0
 
-    def step(self, plan: Topology, samples: _Samples | None) -> None:
+    def step(self, plan: Topology, samples: StepSamples | None) -> None:
         """One step of all sequences with a tree."""
         if not self._ids or self._grown + plan.max_depth + 1 > _STAY:
             self._restart()
@@ -171,18 +153,54 @@ def time_steps(
     Raises:
         InputError: no tree, no text, or a window too small for any context.
     """
-    if not trees or not tokens:
-        raise InputError("costs are measured with at least one tree and some text")
+    points = timing_points(engine, trees, params)
+    return cost_table(time_points(engine, points, tokens, params, progress))
+
+
+def timing_points(engine: Engine, trees: Sequence[Topology], params: TimingParams) -> list[Point]:
+    """All trees at the first context, the empty one first; a few sizes at the others, in batches.
+
+    Raises:
+        InputError: no tree, or a window too small for any context.
+    """
+    if not trees:
+        raise InputError("costs are measured with at least one tree")
     contexts = _contexts(engine, params)
     plans = list(dict.fromkeys([Topology(()), *sorted(trees, key=lambda t: t.num_nodes)]))
-    points = _points(engine, plans, contexts, params.batches, tokens)
-    samples = {(place, plan): _Samples() for place, plan in points}
+    points = [Point(contexts[0], 1, plan) for plan in plans]
+    for context in contexts[1:]:
+        points += [Point(context, 1, plan) for plan in _of_sizes(plans, _FAR_ROWS)]
+    for batch in params.batches[1:]:
+        points += [Point(contexts[0], batch, plan) for plan in _of_sizes(plans, _BATCH_ROWS)]
+    return points
+
+
+def time_points(
+    engine: Engine,
+    points: Sequence[Point],
+    tokens: Sequence[int],
+    params: TimingParams,
+    progress: Progress | None = None,
+) -> TimedPoints:
+    """Visit points in turn, again and again.
+
+    Args:
+        engine: whose target and drafter are timed; it must be idle.
+        points: one that is named twice is visited twice a round.
+        tokens: to fill contexts with, at least one.
+        params: how much is measured.
+        progress: told rounds done and the most that there will be.
+    """
+    where = dict.fromkeys((point.context, point.batch) for point in points)
+    places = {(c, b): _Place(engine, c, b, tokens) for c, b in where}
+    samples = {point: StepSamples() for point in points}
     rng = random.Random(0)
     deadline = time.perf_counter() + params.seconds
     num_rounds = 0
     for number in range(params.max_rounds + 1):
-        for place, plan in rng.sample(points, len(points)):
-            place.step(plan, samples[place, plan] if number else None)
+        for point in rng.sample(points, len(points)):
+            place = places[point.context, point.batch]
+            place.step(point.plan, samples[point] if number else None)
         num_rounds = number
         if progress is not None:
             progress(number, params.max_rounds)
@@ -191,10 +209,9 @@ def time_steps(
             or max(s.spread() for s in samples.values()) < params.spread
         ):
             break
-    for place in {place for place, _ in points}:
+    for place in places.values():
         place.close()
-    spread = max(s.spread() for s in samples.values())
-    return _as_table(samples, contexts, params.batches, spread, num_rounds)
+    return TimedPoints(samples, num_rounds)
 
 
 def probe_costs(
@@ -250,128 +267,7 @@ def _contexts(engine: Engine, params: TimingParams) -> tuple[int, ...]:
     return fitting
 
 
-def _points(
-    engine: Engine,
-    plans: Sequence[Topology],
-    contexts: Sequence[int],
-    batches: Sequence[int],
-    tokens: Sequence[int],
-) -> list[tuple[_Place, Topology]]:
-    """All trees at the first context; a few sizes at the others, and in batches."""
-    home = _Place(engine, contexts[0], 1, tokens)
-    points = [(home, plan) for plan in plans]
-    for context in contexts[1:]:
-        place = _Place(engine, context, 1, tokens)
-        points += [(place, plan) for plan in _of_sizes(plans, _FAR_ROWS)]
-    for batch in batches[1:]:
-        place = _Place(engine, contexts[0], batch, tokens)
-        points += [(place, plan) for plan in _of_sizes(plans, _BATCH_ROWS)]
-    return points
-
-
 def _of_sizes(plans: Sequence[Topology], sizes: Sequence[int]) -> list[Topology]:
     """For each size the nearest tree that is not larger."""
     found = [max((p for p in plans if p.num_rows <= s), key=lambda p: p.num_rows) for s in sizes]
     return list(dict.fromkeys(found))
-
-
-def _as_table(
-    samples: dict[tuple[_Place, Topology], _Samples],
-    contexts: tuple[int, ...],
-    batches: tuple[int, ...],
-    spread: float,
-    num_rounds: int,
-) -> CostTable:
-    home = {p: s for (place, p), s in samples.items() if _is_at(place, contexts[0], 1)}
-    rows = tuple(sorted({plan.num_rows for plan in home}))
-    base_forward = _by_rows(home, rows, "forward")
-    base_rest = _by_rows(home, rows, "rest")
-    lines = []
-    for context in contexts:
-        here = {p: s for (place, p), s in samples.items() if _is_at(place, context, 1)}
-        lines.append(base_forward * _ratio(here, home, rows, "forward"))
-    single = np.stack(lines)  # (C, R)
-    forward, rest = [], []
-    for batch in batches:
-        here = {p: s for (place, p), s in samples.items() if _is_at(place, contexts[0], batch)}
-        together = base_forward * _ratio(here, home, rows, "forward")
-        # what a longer context adds is attention, of each sequence on its own
-        forward.append(together + batch * (single - single[0]))
-        rest.append(base_rest * _ratio(here, home, rows, "rest"))
-    draft, per_row = _draft_costs(samples)
-    return CostTable(
-        rows,
-        contexts,
-        batches,
-        tuple(tuple(tuple(line) for line in np.maximum(f, 1e-6).tolist()) for f in forward),
-        tuple(tuple(line.tolist()) for line in rest),
-        tuple(draft.tolist()),
-        tuple(per_row.tolist()),
-        spread,
-        num_rounds,
-    )
-
-
-def _is_at(place: _Place, context: int, batch: int) -> bool:
-    return place.context == context and place.batch == batch
-
-
-def _by_rows(
-    samples: dict[Topology, _Samples], rows: Sequence[int], part: str
-) -> npt.NDArray[np.float64]:
-    """Median milliseconds by number of rows, over all trees of that size."""
-    found = []
-    for size in rows:
-        seconds = [
-            s for p, one in samples.items() if p.num_rows == size for s in getattr(one, part)
-        ]
-        found.append(1000 * float(np.median(seconds)))
-    return np.array(found)
-
-
-def _ratio(
-    here: dict[Topology, _Samples],
-    home: dict[Topology, _Samples],
-    rows: Sequence[int],
-    part: str,
-) -> npt.NDArray[np.float64]:
-    """Cost here over cost at home, known at some sizes and read linearly between them."""
-    sizes = sorted({plan.num_rows for plan in here})
-    common = {plan: home[plan] for plan in here}
-    ratios = _by_rows(here, sizes, part) / np.maximum(_by_rows(common, sizes, part), 1e-9)
-    return np.interp(rows, sizes, ratios)
-
-
-def _draft_costs(
-    samples: dict[tuple[_Place, Topology], _Samples],
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Least squares for the cost of a depth and of its further rows, none below zero."""
-    depth = max(plan.max_depth for _, plan in samples)
-    lines, values = [], []
-    for (place, plan), one in samples.items():
-        if not plan.num_nodes:
-            continue
-        line = np.zeros(2 * depth)
-        for at, level in enumerate(plan.levels):
-            line[at] = 1.0
-            line[depth + at] = len(level.parents) * place.batch - 1
-        value = 1000 * float(np.median(one.draft))
-        lines.append(line / value)  # errors count as shares
-        values.append(1.0)
-    found = _non_negative(np.array(lines), np.array(values))
-    return found[:depth], found[depth:]
-
-
-def _non_negative(
-    matrix: npt.NDArray[np.float64], values: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    """Least squares where whatever would be negative is left out, again and again."""
-    free = np.flatnonzero(np.abs(matrix).sum(axis=0) > 0)
-    found = np.zeros(matrix.shape[1])
-    while len(free):
-        solved = np.linalg.lstsq(matrix[:, free], values, rcond=None)[0]
-        if (solved >= 0).all():
-            found[free] = solved
-            break
-        free = free[solved >= 0]
-    return found

@@ -2,11 +2,14 @@
 
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from entmtp.commands.distributed import Distribution, cluster_options, take_distribution
 from entmtp.commands.options import load_engine, model_options, read_records
 from entmtp.commands.provenance import machine_facts
 from entmtp.commands.trace import prompt_options, show_progress
@@ -15,6 +18,7 @@ from entmtp.params import SamplingParams, TypicalParams
 
 if TYPE_CHECKING:
     from entmtp.calibrate.build import CalibrateParams, CalibrationRun
+    from entmtp.workload import PromptRecord
 
 __all__ = ["calibrate"]
 
@@ -59,6 +63,7 @@ _QUICK_TOKENS, _QUICK_LIMIT = 128, 16
     default=None,
     help="Folder for plots (extra bench).",
 )
+@cluster_options
 @click.option("--threads", type=int, default=None, help="CPU threads.")
 @model_options(trees=False)
 def calibrate(
@@ -89,7 +94,26 @@ def calibrate(
         make_report_folder(report)
     _check_output(output)
     params = _params(options, is_quick)
+    distribution = take_distribution(options)
     records = read_records(workloads, limit)
+    run = _calibrated(records, sampling, params, output, distribution, options)
+    _print(run, output)
+    if report is not None:
+        from entmtp.calibrate.report import write_report
+
+        for file in write_report(run, report):
+            click.echo(str(file))
+
+
+def _calibrated(
+    records: "list[PromptRecord]",
+    sampling: SamplingParams,
+    params: "CalibrateParams",
+    output: Path,
+    distribution: "Distribution | None",
+    options: dict[str, Any],
+) -> "CalibrationRun":
+    """Load the model, make the bank, write it."""
     engine = load_engine(options)
 
     from entmtp.calibrate.build import Calibrator
@@ -98,27 +122,39 @@ def calibrate(
     from entmtp.loading.catalog import home
 
     work = output.with_name(f"{output.name}.work")
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BankError(f"{work}: cannot be written ({error}); name another output") from error
-    calibrator = Calibrator(
-        engine,
-        options["model"],
-        TraceSettings(sampling, envelope=usual_envelope(engine.drafter)),
-        params,
-        (home() / "traces", work),
-        _show,
-    )
-    run = calibrator.run(records, machine_facts())
-    run.bank.write(output)
-    shutil.rmtree(work, ignore_errors=True)
-    _print(run, output)
-    if report is not None:
-        from entmtp.calibrate.report import write_report
+    with _held(work), ExitStack() as stack:
+        cluster = None
+        if distribution is not None:
+            is_timed = params.costs is None
+            cluster = stack.enter_context(distribution.open(engine, options, is_timed=is_timed))
+        calibrator = Calibrator(
+            engine,
+            options["model"],
+            TraceSettings(sampling, envelope=usual_envelope(engine.drafter)),
+            params,
+            (home() / "traces", work),
+            _show,
+            cluster=cluster,
+        )
+        run = calibrator.run(records, machine_facts())
+        run.bank.write(output)
+        shutil.rmtree(work, ignore_errors=True)
+    return run
 
-        for file in write_report(run, report):
-            click.echo(str(file))
+
+@contextmanager
+def _held(work: Path) -> Iterator[None]:
+    """Keep other runs out of the folder of work."""
+    from entmtp.files import BusyFolderError, holding
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(holding(work))
+        except BusyFolderError as error:
+            raise BankError(str(error)) from error
+        except OSError as error:
+            raise BankError(f"{work}: cannot be written ({error}); name another output") from error
+        yield
 
 
 def _params(options: dict[str, Any], is_quick: bool) -> "CalibrateParams":

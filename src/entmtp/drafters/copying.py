@@ -1,7 +1,7 @@
 """Copies: what followed the same words earlier in the text, and how long the match is.
 
 Prompt lookup (Saxena, 2023) as evidence beside a drafter's own. The longer the words that match,
-the surer the copy; and it is the surer, the more of the newest tokens could have been copied. How
+the surer the copy; and it is the surer, the more of the newest tokens were those of copies. How
 sure is found by calibration, class by class; the class is a function of the text alone.
 """
 

@@ -12,7 +12,7 @@ from entmtp.errors import InputError
 from entmtp.scheduler.bands import Bands, LevelState, check_rising
 from entmtp.scheduler.base import SchedulerDecision
 from entmtp.scheduler.signals import Signal
-from entmtp.scheduler.values import check_signal, signal_value
+from entmtp.scheduler.values import check_levels, signal_value
 
 __all__ = ["HysteresisParams", "HysteresisScheduler"]
 
@@ -46,7 +46,7 @@ class HysteresisParams:
         Raises:
             InputError: says which rule is broken.
         """
-        check_signal(self.signal)
+        check_levels(self.signal, self.levels)
         if not len(self.levels) - 1 == len(self.up_at) == len(self.down_below):
             raise InputError(
                 f"{len(self.levels)} levels need {len(self.levels) - 1} pairs of thresholds, "

@@ -10,7 +10,7 @@ from entmtp.errors import InputError
 from entmtp.scheduler.bands import Bands, LevelState, check_rising
 from entmtp.scheduler.base import SchedulerDecision
 from entmtp.scheduler.signals import Signal
-from entmtp.scheduler.values import check_signal, signal_value
+from entmtp.scheduler.values import check_levels, signal_value
 
 __all__ = ["LadderParams", "LadderScheduler"]
 
@@ -35,7 +35,7 @@ class LadderParams:
         Raises:
             InputError: says which rule is broken.
         """
-        check_signal(self.signal)
+        check_levels(self.signal, self.levels)
         if len(self.levels) - 1 != len(self.thresholds):
             raise InputError(
                 f"{len(self.levels)} levels need {len(self.levels) - 1} thresholds, not "

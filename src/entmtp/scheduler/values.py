@@ -1,7 +1,8 @@
 """Signals as numbers that policies compare: the larger, the more predictable is the text."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from entmtp.bank import NONE
 from entmtp.errors import InputError
 from entmtp.scheduler.signals import Signal
 
@@ -11,6 +12,7 @@ __all__ = [
     "PRIOR_HIT",
     "PRIOR_STEPS",
     "SIGNALS",
+    "check_levels",
     "check_signal",
     "score",
     "signal_value",
@@ -50,6 +52,24 @@ def score(signal: Signal, weights: Mapping[str, float]) -> float:
         if name in weights:
             total += weights[name] * signal_value(signal, name)
     return total
+
+
+def check_levels(name: str, levels: Sequence[str]) -> None:
+    """Refuse a signal for these levels.
+
+    Args:
+        name: of the signal.
+        levels: bank entries.
+
+    Raises:
+        InputError: it is no signal, or would never again leave the level of plain decoding.
+    """
+    check_signal(name)
+    if name in FEEDBACK and NONE in levels and len(levels) > 1:
+        raise InputError(
+            f"{name} stands still while nothing is drafted, so the level {NONE!r} would never be "
+            "left; use another signal, or levels that draft"
+        )
 
 
 def check_signal(name: str) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from entmtp.errors import TrainingError
+from entmtp.files import BusyFolderError, holding
 
 __all__ = ["open_folder"]
 
@@ -22,16 +22,12 @@ def open_folder(folder: Path) -> Iterator[None]:
         TrainingError: another run is at work there, or something cannot be stored.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / "run.lock", blocking=False):
+        with holding(folder):
             for leftover in (file for name in _LEFTOVERS for file in folder.glob(name)):
                 leftover.unlink()
             yield
-    except Timeout as error:
-        raise TrainingError(
-            f"{folder}: another run is at work there; wait for its end, or use another output "
-            "folder"
-        ) from error
+    except BusyFolderError as error:
+        raise TrainingError(str(error)) from error
     except (OSError, SafetensorError) as error:
         raise TrainingError(
             f"{folder}: cannot store the run there ({error}); free some space or use another "

@@ -28,8 +28,8 @@ bool is_sound(const Engine& e, const EntmtpTree& t, int max_levels, bool is_bloc
     return held <= kMaxPending;
 }
 
-// Each node of an envelope is a child once, and paths go through the rows that nodes are children of;
-// all else as in a tree.
+// Each node of an envelope is a child once, rows have children, and paths go through the rows that
+// nodes are children of; all else as in a tree.
 bool is_sound(const Engine& e, const EntmtpGrowth& g, int max_levels) {
     if (g.num_nodes > kMaxEnvelope || !g.table || !g.rows_ms || !g.draft_ms || !g.draft_row_ms || !g.gains || !g.codes || !g.kept) return false;
     if (g.num_copied < 0 || g.num_copied > kMaxCopy || (g.num_copied && (!g.copied || !g.hits || !g.mixes))) return false;
@@ -41,10 +41,12 @@ bool is_sound(const Engine& e, const EntmtpGrowth& g, int max_levels) {
             const int32_t* path = l.paths + size_t(r) * (d + 1);
             for (int t = 0; t <= d; t++) if (t ? above[path[t]] != path[t - 1] : path[0] != 0) return false;
         }
+        std::vector<bool> has_child(l.rows, false);
         for (int c = 0; c < l.children; c++) {
             if (above[l.nodes[c]] >= 0) return false;
-            above[l.nodes[c]] = l.paths[size_t(l.parents[c]) * (d + 1) + d];
+            above[l.nodes[c]] = l.paths[size_t(l.parents[c]) * (d + 1) + d], has_child[l.parents[c]] = true;
         }
+        if (std::count(has_child.begin(), has_child.end(), false)) return false;
     }
     return true;
 }
@@ -391,12 +393,12 @@ int entmtp_block_fill(Engine* e, const EntmtpText* texts, const EntmtpTree* tree
 }
 
 // The same for trees that grow; a text has room for all rows of its envelope.
-int entmtp_block_grow(Engine* e, const EntmtpText* texts, EntmtpGrowth* trees, int count) {
+int entmtp_block_grow(Engine* e, const EntmtpText* texts, EntmtpGrowth* trees, int count) try {
     if (count < 1 || !texts || !trees || !e->front.join.panels) return 2;
     for (int i = 0; i < count; i++)
         if (!is_sound(*e, trees[i], kMaxPending)) return 11;
     if (int error = check_texts(texts, count)) return error;
     return read_and_fill(*e, texts, trees, count);
-}
+} catch (const std::bad_alloc&) { return -1; }
 
 } // extern "C"
