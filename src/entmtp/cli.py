@@ -7,6 +7,7 @@ import click
 
 from entmtp import __version__
 from entmtp.commands.bank import bank
+from entmtp.commands.bench import bench
 from entmtp.commands.calibrate import calibrate
 from entmtp.commands.chat import chat
 from entmtp.commands.check import check
@@ -44,6 +45,7 @@ for command in (
     trace,
     calibrate,
     bank,
+    bench,
     train,
     heads,
     pull,

@@ -1,12 +1,15 @@
 """Figures without a screen; matplotlib is imported only here (extra ``bench``)."""
 
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from entmtp.errors import InputError
 
-__all__ = ["make_report_folder", "new_figure", "save_figure"]
+__all__ = ["figure_png", "make_report_folder", "new_figure", "save_figure"]
+
+_DPI = 120
 
 
 def make_report_folder(folder: Path) -> None:
@@ -42,6 +45,13 @@ def save_figure(figure: Any, file: Path) -> None:
         InputError: the file cannot be written.
     """
     try:
-        figure.savefig(file, dpi=120)
+        figure.savefig(file, dpi=_DPI)
     except OSError as error:
         raise InputError(f"{file}: cannot be written ({error})") from error
+
+
+def figure_png(figure: Any) -> bytes:
+    """A figure as PNG, for a page that holds its pictures."""
+    buffer = BytesIO()
+    figure.savefig(buffer, dpi=_DPI, format="png")
+    return buffer.getvalue()

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from entmtp.bootstrap import CONFIDENCE, RESAMPLES, SEED, draw_weights, percentiles
 from entmtp.errors import InputError, NumericalError, UnsupportedModelError
 from entmtp.kernels.library import missing_reason
 from entmtp.loading.gguf_writer import GGUF_TYPES, write_gguf
@@ -53,9 +54,6 @@ __all__ = [
 REFERENCE = "float32"
 BACKENDS = (*DTYPES, "int8", *(f"llamacpp:{kind}" for kind in GGUF_TYPES))
 CHUNK = 64  # rows whose logits are in memory together
-CONFIDENCE = 0.95
-RESAMPLES = 2000
-SEED = 0
 _PROMPT_SUFFIXES = (".json", ".jsonl")
 
 Floats = npt.NDArray[np.float64]
@@ -276,7 +274,7 @@ def estimate(sums: Sums) -> list[BackendQuality]:
     The intervals are percentiles of a bootstrap over texts with a fixed seed. A draw gives each
     text a weight, the same for all backends.
     """
-    weights = _draws(len(sums.counts))
+    weights = draw_weights(len(sums.counts))
     total = weights @ sums.counts
     log_base = weights @ sums.nll[0] / total
     found = []
@@ -392,23 +390,10 @@ def _add_chunk(
             total[row, column] += float(values.sum())
 
 
-def _draws(num_texts: int) -> Floats:
-    """``(1 + RESAMPLES, T)`` weights: first every text once, then draws with replacement."""
-    whole = np.ones((1, num_texts))
-    if num_texts < 2:
-        return whole
-    generator = np.random.default_rng(SEED)
-    shares = np.full(num_texts, 1 / num_texts)
-    return np.concatenate([whole, generator.multinomial(num_texts, shares, RESAMPLES)])
-
-
 def _interval(values: Floats) -> Estimate:
     """The first value, and the percentiles of the others."""
-    if len(values) == 1:
-        return Estimate(float(values[0]), None, None)
-    tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(values[1:], [tail, 100 - tail])
-    return Estimate(float(values[0]), float(low), float(high))
+    low, high = percentiles(values) or (None, None)
+    return Estimate(float(values[0]), low, high)
 
 
 def _windows(tokens: Sequence[int], start: Sequence[int], window: int) -> list[Text]:

@@ -280,6 +280,9 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     file.write_bytes(good.replace(b'schema\\": \\"2', b'schema\\": \\"9'))
     with pytest.raises(TraceError, match="schema '9'"):
         load_trace(file)
+    file.write_bytes(good.replace(b'"copy_node"', b'"copy_nada"'))
+    with pytest.raises(TraceError, match="lacks copy_node; make it again"):
+        load_trace(file)
     file.write_bytes(good.replace(b"entmtp-trace", b"entmtp-heads"))
     with pytest.raises(TraceError, match="not a trace"):
         load_trace(file)

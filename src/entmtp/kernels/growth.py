@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from entmtp.growth import MAX_COPY, MAX_ENVELOPE, UNSCORED, Copy, CopyTable, GrowthPlan
+from entmtp.growth import MAX_COPY, MAX_ENVELOPE, UNSCORED, Copy, CopyTable, GrowthPlan, GrowthRule
 from entmtp.kernels.library import CGrowth, address
 from entmtp.kernels.trees import tree_shape
 
@@ -47,7 +47,7 @@ class _Shape:
         for values in (costs.rows, costs.draft, costs.draft_row, rule.gains[at]):
             self._kept.append(np.ascontiguousarray(values, dtype=np.float64))
         self._places = [address(values) for values in self._kept]
-        self.copies = _copy_places(rule.copies, self._kept)
+        self.copies = _copies_of(rule)
 
     def write(self, place: CGrowth, plan: GrowthPlan) -> None:
         """Set what is the same whenever the plan is used."""
@@ -57,22 +57,34 @@ class _Shape:
 
     def copy_at(self, copy: Copy | None, limit: int) -> tuple[int, int | None, int | None]:
         """How many tokens of a copy are looked at, and where their probabilities lie."""
-        if copy is None or not self.copies:
+        if copy is None or not self.copies.places:
             return 0, None, None
-        length, hits, mixes = self.copies[copy.match]
+        length, hits, mixes = self.copies.places[copy.match]
         return min(len(copy.tokens), length, limit), hits, mixes
 
 
-def _copy_places(
-    copies: CopyTable | None, kept: list[npt.NDArray[Any]]
-) -> list[tuple[int, int | None, int | None]]:
-    """Length and addresses of each class; the arrays go into ``kept``."""
-    places = []
-    for hits, mixes in zip(copies.hits, copies.mixes, strict=True) if copies else ():
-        rows = [np.ascontiguousarray(row, dtype=np.float64) for row in (hits, mixes)]
-        kept += rows
-        places.append((len(rows[0]), address(rows[0]), address(rows[1])))
-    return places
+class _CopyShape:
+    """The tables of copies as the core reads them."""
+
+    def __init__(self, copies: CopyTable | None) -> None:
+        self._kept: list[npt.NDArray[Any]] = []
+        self.places: list[tuple[int, int | None, int | None]] = []
+        """Length and addresses of each class."""
+        for hits, mixes in zip(copies.hits, copies.mixes, strict=True) if copies else ():
+            rows = [np.ascontiguousarray(row, dtype=np.float64) for row in (hits, mixes)]
+            self._kept += rows
+            self.places.append((len(rows[0]), address(rows[0]), address(rows[1])))
+
+
+_copy_shapes: WeakKeyDictionary[GrowthRule, _CopyShape] = WeakKeyDictionary()
+
+
+def _copies_of(rule: GrowthRule) -> _CopyShape:
+    """Made once for a rule, which many plans share."""
+    found = _copy_shapes.get(rule)
+    if found is None:
+        found = _copy_shapes[rule] = _CopyShape(rule.copies)
+    return found
 
 
 _shapes: WeakKeyDictionary[GrowthPlan, _Shape] = WeakKeyDictionary()

@@ -393,12 +393,12 @@ int entmtp_block_fill(Engine* e, const EntmtpText* texts, const EntmtpTree* tree
 }
 
 // The same for trees that grow; a text has room for all rows of its envelope.
-int entmtp_block_grow(Engine* e, const EntmtpText* texts, EntmtpGrowth* trees, int count) {
+int entmtp_block_grow(Engine* e, const EntmtpText* texts, EntmtpGrowth* trees, int count) try {
     if (count < 1 || !texts || !trees || !e->front.join.panels) return 2;
     for (int i = 0; i < count; i++)
         if (!is_sound(*e, trees[i], kMaxPending)) return 11;
     if (int error = check_texts(texts, count)) return error;
     return read_and_fill(*e, texts, trees, count);
-}
+} catch (const std::bad_alloc&) { return -1; }
 
 } // extern "C"
