@@ -68,7 +68,8 @@ def test_a_policy_sees_the_signals_of_its_own_steps() -> None:
             is_hit = bool(trace.ranks[at, 0] == 0) if (0,) in trees[number].paths else None
             at += accepted + 1
             if at < end:
-                tracker.step(float(trace.entropy[at]), float(trace.p0[at]), accepted, is_hit)
+                kept_now = accepted if trees[number].num_nodes else None
+                tracker.step(float(trace.entropy[at]), float(trace.p0[at]), kept_now, is_hit)
     assert seen == expected
     assert [list(plans) for plans in replayed.plans] == names
 
