@@ -31,6 +31,7 @@ STATS = {
     "num_tokens",
     "num_steps",
     "num_drafted",
+    "num_copied",
     "num_accepted",
     "mean_acceptance_length",
     "acceptance_rate",

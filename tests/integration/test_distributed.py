@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import ray_cases
 from entmtp.calibrate import collect
 from entmtp.calibrate.cluster import ClusterParams, WorkerSize, joined
 from entmtp.calibrate.distributed import open_cluster
@@ -52,9 +53,10 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def _cluster() -> Iterator[None]:
-    """Connected to a cluster of its own."""
+def _cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Connected to a cluster of its own, whose workers can import the engines of the tests."""
     pytest.importorskip("ray")
+    monkeypatch.setenv("PYTHONPATH", str(Path(ray_cases.__file__).parent))
     with joined(TWO, WorkerSize(1)):
         yield
     gc.collect()  # Ray does not wait for its processes, of which the interpreter warns: here

@@ -76,6 +76,7 @@ def test_json_form_has_every_number() -> None:
         "num_tokens": 9,
         "num_steps": 3,
         "num_drafted": 8,
+        "num_copied": 0,
         "num_accepted": 5,
         "mean_acceptance_length": 1 + 5 / 3,
         "acceptance_rate": 5 / 8,

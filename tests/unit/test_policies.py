@@ -134,7 +134,8 @@ def slow_text(trace: Trace, text: int, policy: SignalScheduler) -> list[Step]:
         steps.append((decision.name, *found))
         at += found[1] + 1
         if at < end:
-            tracker.step(float(trace.entropy[at]), float(trace.p0[at]), found[1], found[2])
+            accepted = found[1] if found[0].num_nodes else None
+            tracker.step(float(trace.entropy[at]), float(trace.p0[at]), accepted, found[2])
     return steps
 
 
