@@ -1,25 +1,34 @@
 """The measurement with scripted systems: order, peers, conversations, interruption, likelihood."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from bench_cases import ScriptedSystem, make_run
+from costs import linear_costs
+from entmtp.bank import Bank, BankSource, Calibration, EntryScore
+from entmtp.bench.contestants import best_entry
 from entmtp.bench.likelihood import Likelihood
 from entmtp.bench.methods import METHODS, default_methods, parse_methods
 from entmtp.bench.running import BenchParams, Measurement, measure_task
 from entmtp.bench.runs import Run, Turn
 from entmtp.bench.tasks import Task, encode_tasks
 from entmtp.bench.work import WorkFile, open_work
+from entmtp.calibrate.summary import pack_trace
+from entmtp.calibrate.trace import MISS
 from entmtp.drafters.empty import EmptyDrafter
 from entmtp.engine import Engine
 from entmtp.errors import InputError
 from entmtp.params import SamplingParams
 from entmtp.scheduler import POLICIES, FixedScheduler
 from entmtp.target.base import Segment
+from entmtp.topology import Topology
 from entmtp.workload import PromptRecord
 from fakes import ByteTokenizer, tiny_target
+from traces import random_trace
 
 RECORDS = [PromptRecord(str(i), "chat", (f"hello {i}", "and then?")) for i in range(3)]
 PARAMS = BenchParams(SamplingParams(max_new_tokens=4, seed=0), repeats=2, peer_limit=1)
@@ -160,3 +169,22 @@ def test_what_cannot_be_measured_is_refused(values: dict[str, object], message: 
     """The error names the value."""
     with pytest.raises(InputError, match=message):
         BenchParams(**{"sampling": SamplingParams(seed=0), **values})  # type: ignore[arg-type]
+
+
+def test_the_best_single_tree_is_that_of_the_kind_of_text() -> None:
+    """One bank for several tasks gives each its own; kinds that it has not seen get the overall."""
+    trace = random_trace(5, num_texts=8)
+    kinds = tuple(("code", "chat")[text % 2] for text in range(8))
+    is_code = np.repeat([kind == "code" for kind in kinds], np.diff(trace.offsets))
+    ranks = np.where(is_code[:, None], np.zeros_like(trace.ranks), np.uint8(MISS))
+    trace = replace(trace, tasks=kinds, ranks=ranks)
+    source = BankSource("m", "d", "hydra", "d", "torch-cpu", "float32", "cpu", 1)
+    costs = linear_costs(row_ms=1.0)
+    calibration = Calibration(source, costs, 10.0, pack_trace(trace), {}, {}, {})
+    scores = {"none": EntryScore(tokens_per_s=2.0), "chain3": EntryScore(tokens_per_s=1.0)}
+    bank = Bank.of({"chain3": Topology.chain(3)}, scores, calibration)
+    found = {}
+    for kind in ("code", "chat", "poetry"):
+        record = PromptRecord("1", kind, ("hello",))
+        found[kind] = best_entry(bank, Task(kind, (record,), ()))
+    assert found == {"code": "chain3", "chat": "none", "poetry": "none"}

@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 
 from bench_cases import make_run, make_step
+from entmtp.bench.document import Outcome, find_differences
 from entmtp.bench.runs import Run
 from entmtp.bench.specbench import group_measures, read_questions, write_answers
 from entmtp.bench.summary import summarize, switch_cost
 from entmtp.bench.tasks import Task, read_tasks
+from entmtp.commands.bench_table import BenchProgress
 from entmtp.errors import InputError
 from entmtp.workload import PromptRecord
+from fakes import FakeClock
 
 
 def make_task(size: int = 2) -> Task:
@@ -120,3 +123,28 @@ def test_tasks_are_named_after_files(tmp_path: Path) -> None:
         read_tasks(map(str, files))
     with pytest.raises(InputError, match="reported as 'code'"):
         read_tasks(["code", "code"])
+
+
+def test_only_texts_that_must_be_plain_ones_are_a_failure() -> None:
+    """Other programs may differ, and so may all under typical acceptance."""
+    outcome, other = Outcome(), (5, 6, 7, 8, 1)
+    runs = [make_run(0, 1.0), make_run(0, 1.0, method="hydra", tokens=other)]
+    runs += [make_run(0, 1.0, method="hf", tokens=other), make_run(0, 1.0, method="lookup")]
+    outcome.add(make_task(1), runs, {"hydra": {"share": None}}, {})
+    assert find_differences(outcome, is_exact=True) == ["qa: hydra (0 of 1 texts)"]
+    assert find_differences(outcome, is_exact=False) == []
+    assert outcome.headroom == {"qa": {"hydra": None}}
+
+
+def test_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    """At the end of a stage always; where nobody looks not more often than twice a minute."""
+    clock = FakeClock()
+    progress = BenchProgress(is_terminal=False, clock=clock)
+    for done in range(1, 5):
+        progress("code", done, 4)
+        clock.now += 20.0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["code: 3/4 prompts, 0:40, 0:20 left", "code: 4/4 prompts, 1:00"]
+    progress = BenchProgress(is_terminal=True, clock=clock)
+    progress("chat", 1, 2)
+    assert capsys.readouterr().err == "\r\x1b[2Kchat: 1/2 prompts, 0:00"

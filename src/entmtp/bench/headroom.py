@@ -29,6 +29,9 @@ from entmtp.topology import Topology
 
 __all__ = ["measure_headroom"]
 
+_LEAST_HEADROOM = 0.01
+"""What a clairvoyant must gain over the best single tree, for a share to mean anything."""
+
 Progress = Callable[[int, int], None]
 
 
@@ -100,11 +103,12 @@ class _Ground:
         return replay_policy(self.trace, scheduler, self._cost, self._prices).cost_ms
 
     def describe(self, ms: float) -> dict[str, Any]:
-        """The share and what it is made of; ``None`` where a bound above the best tree is none."""
+        """The share and what it is made of; no share where there is hardly anything to share."""
         best = min(self.static_ms, key=lambda name: self.static_ms[name])
-        share = headroom_share(ms, self.static_ms, self.bound)
+        has_room = self.static_ms[best] / self.bound >= 1 + _LEAST_HEADROOM if self.bound else False
+        share = headroom_share(ms, self.static_ms, self.bound) if has_room else None
         return {
-            "share": share if share == share else None,  # NaN is not JSON
+            "share": share,
             "replayed_tokens_per_s": self._rate(ms),
             "best_static": best,
             "best_static_tokens_per_s": self._rate(self.static_ms[best]),
