@@ -18,8 +18,8 @@ from entmtp.calibrate.trace import NO_COPY, Trace
 from entmtp.costs import CostTable
 from entmtp.drafters.copying import MATCH_LENGTHS, NUM_MATCHES, SHARES
 from entmtp.growth import MAX_COPY, UNSCORED
-from entmtp.scheduler.dynamic import DynamicParams, DynamicScheduler, odds_features
-from entmtp.scheduler.signals import HIT_DECAY
+from entmtp.scheduler.dynamic import DynamicParams, DynamicScheduler, odds_features, trust_of
+from entmtp.scheduler.signals import HIT_DECAY, Ema
 from entmtp.topology import Topology
 
 __all__ = ["fit_dynamic"]
@@ -99,17 +99,12 @@ def _trust(trace: Trace, is_hit: BoolArray, prior: float) -> FloatArray:
     chain = Topology.chain(depth)
     steps = walk(trace, accepted_lengths(trace, chain))
     trust = np.full(trace.num_tokens, prior)
-    text, mean, weight, known, last = -1, 0.0, 0.0, 0, 0
+    hits, text, known, last = Ema(HIT_DECAY), -1, 0, 0
     for root, own in zip(steps.roots.tolist(), steps.texts.tolist(), strict=True):
         if own != text:
-            text, mean, weight, known, last = own, 0.0, 0.0, 0, root
-        value = mean / weight if weight else 0.0
-        known_steps = min(known, 10)
-        trust[last : root + 1] = (known_steps * value + _PRIOR_STEPS * prior) / (
-            known_steps + _PRIOR_STEPS
-        )
-        mean = HIT_DECAY * mean + (1 - HIT_DECAY) * bool(is_hit[root])
-        weight = HIT_DECAY * weight + (1 - HIT_DECAY)
+            hits, text, known, last = Ema(HIT_DECAY), own, 0, root
+        trust[last : root + 1] = trust_of(hits.value, known, prior, _PRIOR_STEPS)
+        hits.push(bool(is_hit[root]))
         known, last = known + 1, root + 1
     return trust
 

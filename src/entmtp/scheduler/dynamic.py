@@ -30,10 +30,11 @@ from entmtp.scheduler.reading import read_params
 from entmtp.scheduler.signals import Signal
 from entmtp.topology import Topology
 
-__all__ = ["DynamicParams", "DynamicScheduler", "growth_costs", "odds_features"]
+__all__ = ["DynamicParams", "DynamicScheduler", "growth_costs", "odds_features", "trust_of"]
 
 FloatArray = npt.NDArray[np.float64]
 
+_KNOWN = 10  # steps after which an average over recent ones knows no more
 _FORCED = 1e6  # gain under which a root is opened whatever it costs
 
 
@@ -163,7 +164,9 @@ class DynamicScheduler:
             state.num_idle = 0
             at = self._rule.num_classes - 1
         else:
-            at = bisect_right(self._bounds, self._trust(signal))
+            params = self._params
+            trust = trust_of(signal.hit_ema, signal.num_hits, params.prior, params.prior_steps)
+            at = bisect_right(self._bounds, trust)
         context = context_class(signal.context)
         key = at, context, signal.batch
         found = self._decisions.get(key)
@@ -171,12 +174,6 @@ class DynamicScheduler:
             plan = self._plan(at, float(CONTEXTS[context]), signal.batch)
             found = self._decisions[key] = SchedulerDecision("dynamic", plan, bin=at)
         return found
-
-    def _trust(self, signal: Signal) -> float:
-        """Share of right first tokens lately, drawn to the prior where little is known."""
-        params, known = self._params, min(signal.num_hits, _KNOWN)
-        weight = params.prior_steps
-        return (known * signal.hit_ema + weight * params.prior) / (known + weight)
 
     def _plan(self, at: int, context: float, batch: int) -> GrowthPlan:
         rule, params = self._rule, self._params
@@ -188,7 +185,17 @@ class DynamicScheduler:
         return GrowthPlan(rule, costs, at, params.rate * here / there, depth)
 
 
-_KNOWN = 10  # steps after which an average over recent ones knows no more
+def trust_of(hit_ema: float, num_hits: int, prior: float, prior_steps: float) -> float:
+    """Share of right first tokens lately, drawn to the prior where little is known.
+
+    Args:
+        hit_ema: of the signal.
+        num_hits: of the signal.
+        prior: share before there is any.
+        prior_steps: steps that it is worth.
+    """
+    known = min(num_hits, _KNOWN)
+    return (known * hit_ema + prior_steps * prior) / (known + prior_steps)
 
 
 def growth_costs(

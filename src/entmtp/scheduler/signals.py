@@ -6,7 +6,7 @@ distribution is one-hot and says nothing.
 
 from typing import NamedTuple
 
-__all__ = ["DECAY", "HIT_DECAY", "Signal", "SignalTracker"]
+__all__ = ["DECAY", "HIT_DECAY", "Ema", "Signal", "SignalTracker"]
 
 
 class Signal(NamedTuple):
@@ -43,18 +43,21 @@ DECAY, HIT_DECAY = 0.8, 0.9
 """Weight of the past in the averages; that of hits is slower."""
 
 
-class _Ema:
+class Ema:
     """m_t = b m_{t-1} + (1 - b) x_t, read as m_t / (1 - b^t)."""
 
     def __init__(self, decay: float) -> None:
+        """Start empty; ``decay`` is the weight of the past."""
         self._decay, self._mean, self._weight = decay, 0.0, 0.0
 
     def push(self, value: float) -> None:
+        """Take a value."""
         self._mean = self._decay * self._mean + (1 - self._decay) * value
         self._weight = self._decay * self._weight + (1 - self._decay)
 
     @property
     def value(self) -> float:
+        """The average; 0 before the first value."""
         return self._mean / self._weight if self._weight else 0.0
 
 
@@ -63,8 +66,8 @@ class SignalTracker:
 
     def __init__(self, decay: float = DECAY) -> None:
         """Start before the first token; ``decay`` is the weight of the past in each average."""
-        self._p0, self._entropy, self._accepted = _Ema(decay), _Ema(decay), _Ema(decay)
-        self._hits = _Ema(HIT_DECAY)
+        self._p0, self._entropy, self._accepted = Ema(decay), Ema(decay), Ema(decay)
+        self._hits = Ema(HIT_DECAY)
         self.last = (0.0, 0.0)
         """Entropy and top-1 probability of the newest distribution."""
         self._num_steps = self._num_hits = 0
