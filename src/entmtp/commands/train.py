@@ -37,6 +37,8 @@ _RECIPE_OPTIONS = (
     "embed_scale",
     "head_decay",
     "kl",
+    "sampled_tokens",
+    "noise",
     "learning_rate",
 )
 
@@ -117,6 +119,15 @@ _RECIPE_OPTIONS = (
     default=None,
     help="Weight of the divergence from the model's distribution, beside cross-entropy.  "
     "[default: 0]",
+)
+@click.option(
+    "--sampled-tokens",
+    type=int,
+    default=None,
+    help="Rare tokens that a step scores beside the frequent ones; 0 scores all.  [default: 512]",
+)
+@click.option(
+    "--noise", type=float, default=None, help="On the model's states, in training.  [default: 0]"
 )
 @click.option("--learning-rate", type=float, default=None, help="Peak.  [default: 0.001]")
 @click.option("--seed", type=int, default=0, show_default=True)

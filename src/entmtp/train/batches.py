@@ -22,6 +22,7 @@ __all__ = [
     "head_targets",
     "hot_vocabulary",
     "iter_batches",
+    "step_generator",
 ]
 
 IGNORED = -100
@@ -50,13 +51,9 @@ class Batch:
 def hot_vocabulary(
     answers: Answers, sequences: Sequence[int], size: int, vocab_size: int
 ) -> Tensor:
-    """The most frequent tokens of some answers, ties to the lower id; int64 ``(size,)``, ascending.
-
-    As the ids ascend, equal scores of a head rank by token id.
-    """
+    """The most frequent tokens of some answers, the most frequent first, ties by id; int64."""
     counts = torch.bincount(answers.answer_tokens(sequences), minlength=vocab_size)
-    order = torch.sort(counts, descending=True, stable=True).indices
-    return order[: min(size, vocab_size)].sort().values
+    return torch.sort(counts, descending=True, stable=True).indices[:size]
 
 
 class ExampleMaker:
@@ -138,6 +135,10 @@ def head_targets(
 
 def iter_batches(units: Tensor, batch_size: int, seed: int, epoch: int) -> Iterator[Tensor]:
     """Positions or sequences of one epoch in an order that depends on (seed, epoch) alone."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    order = units[torch.randperm(len(units), generator=generator)]
+    order = units[torch.randperm(len(units), generator=step_generator(seed, epoch))]
     yield from torch.split(order, batch_size)
+
+
+def step_generator(seed: int, number: int) -> torch.Generator:
+    """What one epoch or one step draws, whatever was drawn before."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)

@@ -78,6 +78,9 @@ class HeadsRecipe:
         head_decay: head i's loss weighs ``head_decay ** i``.
         kl: weight of the divergence from the target's distribution; the rest is cross-entropy on
             its tokens.
+        sampled_tokens: hot tokens that the loss of a step scores besides the most frequent ones,
+            drawn anew each step; 0 scores all.
+        noise: added to the states in training, Gaussian, in shares of their root mean square.
         is_tied: the blocks of a head, but for the conditioned one, are one and the same.
         sequences_a_step: instead of ``batch_size``, for modules that attend to the text.
         measurements: how often the accuracy on some held-out answers is measured on the way, the
@@ -95,6 +98,8 @@ class HeadsRecipe:
     learning_rate: float = 1e-3
     head_decay: float = 0.8
     kl: float = 0.0
+    sampled_tokens: int = 512
+    noise: float = 0.0
     is_tied: bool = False
     sequences_a_step: int = 4
     measurements: int = 20
@@ -105,8 +110,11 @@ class HeadsRecipe:
         kinds = ", ".join(KINDS)
         _require(self.kind in KINDS, "kind", self.kind, f"one of {kinds}")
         _require(0 <= self.kl <= 1, "kl", self.kl, "from 0 to 1")
+        is_usable = 0 <= self.noise < math.inf
+        _require(is_usable, "noise", self.noise, "0 or more, and finite")
+        _require(self.sampled_tokens >= 0, "sampled_tokens", self.sampled_tokens, "0 or more")
         for name, value in asdict(self).items():
-            if name not in ("kind", "kl", "is_tied", "seed"):
+            if name not in ("kind", "kl", "sampled_tokens", "noise", "is_tied", "seed"):
                 _require(0 < value < math.inf, name, value, "above 0, and finite")
         _require_seed(self.seed)
 

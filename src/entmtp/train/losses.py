@@ -1,6 +1,7 @@
 """From a batch of examples to features, loss and accuracy, for every kind of module."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,9 +11,10 @@ from entmtp.decoder.rope import RotationTable
 from entmtp.drafters.heads import Heads, HydraHeads, MedusaHeads, RecurrentModule
 from entmtp.errors import TrainingError
 from entmtp.train.batches import IGNORED, Batch
+from entmtp.train.output_sample import OutputSample
 from entmtp.train.sequences import ChainMixer, SequenceRows, causal_mixer
 
-__all__ = ["FeatureReader", "count_hits", "heads_loss", "reads_text"]
+__all__ = ["FeatureReader", "count_hits", "heads_loss", "reads_text", "with_noise"]
 
 TOPS = (1, 2, 4, 8)
 
@@ -81,7 +83,7 @@ class FeatureReader:
 
 
 def heads_loss(
-    heads: Heads, reader: FeatureReader, batch: Batch, decay: float, kl: float = 0.0
+    reader: FeatureReader, batch: Batch, output: OutputSample, decay: float, kl: float = 0.0
 ) -> Tensor:
     """Loss of a batch, depth i weighted by ``decay ** i``.
 
@@ -98,19 +100,34 @@ def heads_loss(
         if not bool(rows.any()):
             continue
         has_target = True
-        logits = heads.logits(_output_of(heads, depth), features[rows])
-        loss = logits.new_zeros(())
+        loss = features.new_zeros(())
         if kl < 1:
-            loss = loss + (1 - kl) * functional.cross_entropy(logits, batch.targets[rows, depth])
+            loss = loss + (1 - kl) * output.cross_entropy(
+                features[rows], batch.targets[rows, depth]
+            )
         if kl > 0:
             assert batch.teacher is not None  # noqa: S101 - the trainer asks for it
-            loss = loss + kl * _divergence(heads, logits, batch.teacher[rows, depth])
+            loss = loss + kl * output.divergence(features[rows], batch.teacher[rows, depth])
         total = total + decay**depth * loss
     if not has_target:
         raise TrainingError("a batch has no token to predict; are all answers masked or empty?")
     if not bool(torch.isfinite(total)):
         raise TrainingError("the loss is not finite; lower the learning rate")
     return total
+
+
+def with_noise(batch: Batch, size: float, draw: torch.Generator) -> Batch:
+    """A batch whose states have Gaussian noise of ``size`` times their root mean square."""
+    text, hidden = batch.text, _shaken(batch.hidden, size, draw)
+    if text is not None:
+        text = replace(text, hidden=_shaken(text.hidden, size, draw))
+        hidden = text.hidden[text.index]
+    return replace(batch, hidden=hidden, text=text)
+
+
+def _shaken(states: Tensor, size: float, draw: torch.Generator) -> Tensor:
+    noise = torch.randn(states.shape, generator=draw)
+    return states + size * states.square().mean().sqrt() * noise
 
 
 @torch.no_grad()
@@ -138,14 +155,6 @@ def count_hits(
 def _output_of(heads: Heads, depth: int) -> int:
     """Which output matrix a depth uses: a recurrent module has one."""
     return 0 if isinstance(heads, RecurrentModule) else depth
-
-
-def _divergence(heads: Heads, logits: Tensor, states: Tensor) -> Tensor:
-    """KL(target || head) over the hot vocabulary, mean over rows."""
-    with torch.no_grad():
-        teacher = torch.log_softmax(functional.linear(states, heads.shared_output), dim=1)
-    student = torch.log_softmax(logits, dim=1)
-    return functional.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
 def _text_of(batch: Batch) -> SequenceRows:

@@ -21,10 +21,19 @@ from entmtp.train.accuracy import (
     measured_sequences,
     measured_steps,
 )
-from entmtp.train.batches import IGNORED, Batch, ExampleMaker, hot_vocabulary, iter_batches
+from entmtp.train.batches import (
+    IGNORED,
+    Batch,
+    ExampleMaker,
+    hot_vocabulary,
+    iter_batches,
+    step_generator,
+)
 from entmtp.train.config import HeadsRecipe
-from entmtp.train.losses import FeatureReader, heads_loss, reads_text
+from entmtp.train.losses import FeatureReader, heads_loss, reads_text, with_noise
+from entmtp.train.output_sample import OutputSample
 from entmtp.train.progress import Progress, TrainEvent
+from entmtp.train.start import start_as_identity
 from entmtp.train.text import TrainingText
 
 __all__ = ["TargetTensors", "TrainedKind", "train_kind"]
@@ -83,10 +92,12 @@ def train_kind(
         TrainingError: too little text, or the checkpoint belongs to other settings.
     """
     answers, vocab_size = text.answers, target.embedding.shape[0]
-    hot_ids = hot_vocabulary(answers, text.trained, recipe.hot_vocab_size, vocab_size)
+    frequent = hot_vocabulary(answers, text.trained, recipe.hot_vocab_size, vocab_size)
+    hot_ids = frequent.sort().values  # ascending, so that equal scores rank by token id
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)  # a block starts at random
         heads = build_heads(_config_of(recipe, target), hot_ids)
+    start_as_identity(heads, answers.hidden[answers.starts])
     heads.attach_output(target.output_rows(hot_ids).to(torch.float32))
     hot_index = torch.full((vocab_size,), IGNORED, dtype=torch.int64)
     hot_index[hot_ids] = torch.arange(len(hot_ids))
@@ -105,8 +116,16 @@ def train_kind(
 
     units = _units(maker, text, recipe, whole=reads_text(heads))
     file = folder / f"{recipe.kind}.checkpoint.pt"
-    run = _Run(heads, reader, recipe, file, units, text_digest=text.digest)
-    run.fit(batch_of, measure, progress, checkpoint_s)
+    run = _Run(heads, recipe, file, units, text_digest=text.digest)
+    order = hot_index[frequent]
+
+    def loss_of(batch: Batch, draw: torch.Generator) -> Tensor:
+        output = OutputSample(heads.shared_output, order, recipe.sampled_tokens, draw)
+        if recipe.noise:
+            batch = with_noise(batch, recipe.noise, draw)
+        return heads_loss(reader, batch, output, recipe.head_decay, recipe.kl)
+
+    run.fit(batch_of, loss_of, measure, progress, checkpoint_s)
     batches = (held.of_sequences([s]) for s in text.held_out if len(answers.positions([s])))
     accuracy = measure_accuracy(heads, reader, batches, recipe.num_heads)
     return TrainedKind(heads, accuracy, tuple(run.history))
@@ -158,15 +177,13 @@ class _Run:
     def __init__(
         self,
         heads: Heads,
-        reader: FeatureReader,
         recipe: HeadsRecipe,
         file: Path,
         units: Tensor,
         *,
         text_digest: str,
     ) -> None:
-        self._heads, self._reader, self._recipe, self._file = heads, reader, recipe, file
-        self._units = units
+        self._heads, self._recipe, self._file, self._units = heads, recipe, file, units
         self._batch_size = recipe.sequences_a_step if reads_text(heads) else recipe.batch_size
         self._optimizer = torch.optim.AdamW(
             heads.parameters(), lr=recipe.learning_rate, weight_decay=0.0, betas=(0.9, 0.98)
@@ -182,6 +199,7 @@ class _Run:
     def fit(
         self,
         batch_of: Callable[[Tensor], Batch],
+        loss_of: Callable[[Batch, torch.Generator], Tensor],
         measure: Callable[[], Accuracy],
         progress: Progress,
         checkpoint_s: float,
@@ -198,7 +216,7 @@ class _Run:
             for index, chosen in enumerate(batches):
                 if index < skip:
                     continue
-                self._step(batch_of(chosen))
+                self._step(batch_of(chosen), loss_of)
                 if self._done in due:
                     self._measure(measure)
                 if time.monotonic() - saved >= checkpoint_s:
@@ -208,11 +226,10 @@ class _Run:
         if self._done > begun:
             self._save()
 
-    def _step(self, batch: Batch) -> None:
+    def _step(self, batch: Batch, loss_of: Callable[[Batch, torch.Generator], Tensor]) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = self._learning_rate()
-        recipe = self._recipe
-        loss = heads_loss(self._heads, self._reader, batch, recipe.head_decay, recipe.kl)
+        loss = loss_of(batch, step_generator(self._recipe.seed, self._done))
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._heads.parameters(), 1.0)
