@@ -38,6 +38,7 @@ from entmtp.train import (
     write_answers,
 )
 from entmtp.train import data as answer_files
+from entmtp.train import output_sample
 from entmtp.train.accuracy import measured_sequences
 from entmtp.train.batches import (
     IGNORED,
@@ -49,6 +50,7 @@ from entmtp.train.batches import (
 from entmtp.train.data import Answers, collect_answers, load_answers
 from entmtp.train.jobs import AnswerJob, first_jobs, second_jobs
 from entmtp.train.losses import FeatureReader, heads_loss
+from entmtp.train.output_sample import OutputSample
 from entmtp.train.plots import plot_history
 from entmtp.train.prompts import Draw, draw_prompts, follow_up
 from entmtp.train.text import TrainingText
@@ -113,7 +115,9 @@ def loss_of(
     heads: MedusaHeads | HydraHeads, batch: Batch, embedding: Tensor, decay: float, kl: float = 0.0
 ) -> Tensor:
     """The loss of a batch."""
-    return heads_loss(heads, FeatureReader(heads, embedding, NUM_HEADS), batch, decay, kl)
+    order = torch.arange(len(heads.hot_ids))
+    output = OutputSample(heads.shared_output, order, 0, torch.Generator())
+    return heads_loss(FeatureReader(heads, embedding, NUM_HEADS), batch, output, decay, kl)
 
 
 def all_features(heads: MedusaHeads | HydraHeads, batch: Batch, embedding: Tensor) -> list[Tensor]:
@@ -240,7 +244,7 @@ def test_cold_tokens_are_not_predicted() -> None:
 def test_the_hot_vocabulary_holds_the_most_frequent_tokens() -> None:
     """By falling frequency, ties to the lower id."""
     answers = replace(make_answers(6), tokens=torch.tensor([9, 4, 9, 7, 4, 9]))
-    assert hot_vocabulary(answers, [0], 4, VOCAB).tolist() == [0, 4, 7, 9]
+    assert hot_vocabulary(answers, [0], 4, VOCAB).tolist() == [9, 4, 7, 0]
     assert len(hot_vocabulary(answers, [0], 1000, VOCAB)) == VOCAB
 
 
@@ -365,11 +369,18 @@ def test_a_run_that_was_killed_gives_the_same_weights(
 
 @pytest.mark.parametrize("kind", ["hydra++", "mtp"])
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
-def test_modules_that_read_whole_texts_go_on_too(tmp_path: Path, kind: str, num_steps: int) -> None:
-    """Their batches are sequences; the weights are those of a run that was left alone."""
+def test_modules_that_read_whole_texts_go_on_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, num_steps: int
+) -> None:
+    """Their batches are sequences; the weights are those of a run that was left alone.
+
+    What a step draws, tokens that are scored and noise, is the step's own.
+    """
+    monkeypatch.setattr(output_sample, "NUM_EXACT", 10)
     answers = make_answers(6, 20, 21, 9, 14)
     answers = replace(answers, starts=answers.starts + 2)
-    recipe = replace(RECIPE, kind=kind, num_layers=1, kl=0.5, sequences_a_step=2)
+    own = {"num_layers": 1, "kl": 0.5, "sequences_a_step": 2, "sampled_tokens": 5, "noise": 0.1}
+    recipe = replace(RECIPE, kind=kind, **own)
     (tmp_path / "whole").mkdir()
     whole = train(answers, tmp_path / "whole", recipe)
     with pytest.raises(Stop):
