@@ -34,11 +34,11 @@ from entmtp.train import (
     HeadsRecipe,
     TrainConfig,
     TrainEvent,
+    output_sample,
     train_heads,
     write_answers,
 )
 from entmtp.train import data as answer_files
-from entmtp.train import output_sample
 from entmtp.train.accuracy import measured_sequences
 from entmtp.train.batches import (
     IGNORED,
