@@ -31,7 +31,7 @@ from entmtp.machine import cpu_name
 from entmtp.target.digest import model_digest
 from entmtp.topology import Topology
 
-__all__ = ["adapt_bank", "bank_source", "check_bank", "refit_bank"]
+__all__ = ["adapt_bank", "bank_source", "check_bank", "is_bank_of", "refit_bank"]
 
 _logger = logging.getLogger(__name__)
 
@@ -104,6 +104,15 @@ def check_bank(bank: Bank, engine: Engine) -> str:
     if _machine(source) == _machine(here):
         return "fits: made for this model, these heads and this machine"
     return _differences(source, here)
+
+
+def is_bank_of(bank: Bank, engine: Engine) -> bool:
+    """Whether a bank was made for the model and the drafter of an engine."""
+    if bank.calibration is None:
+        return True
+    source = bank.calibration.source
+    here = bank_source(engine, source.model)
+    return all(getattr(source, name) == getattr(here, name) for name in _SAME_MODEL)
 
 
 def refit_bank(bank: Bank, engine: Engine, progress: Progress | None = None) -> Bank:

@@ -81,7 +81,8 @@ _TREE_OPTIONS = (
         "--bank",
         default=None,
         metavar="NAME|FILE",
-        help="A bank that 'entmtp calibrate' wrote; three shipped trees if not given.",
+        help="One that ships (code, math, chat, creative, mixed) or that 'entmtp calibrate' wrote. "
+        "If not given: mixed, or three shipped trees where it belongs to other heads.",
     ),
     click.option(
         "--topology",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from entmtp.bank import Bank, load_bank
+from entmtp.bank import Bank, load_bank, shipped_banks
 from entmtp.drafters.base import Drafter
 from entmtp.drafters.empty import EmptyDrafter
 from entmtp.engine import Engine, EngineLimits
@@ -60,8 +60,9 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
             module in its checkpoint, else prompt lookup), ``hydra`` or ``medusa`` (shipped),
             ``mtp`` (that module), ``lookup``, ``none`` (plain decoding), a file, folder or Hugging
             Face id of heads, or a drafter of one's own.
-        bank: trees to choose from, or their file; ``None`` takes three shipped ones. A calibrated
-            bank is first fitted to this process: see :mod:`entmtp.calibrate.adapt`.
+        bank: trees to choose from, a shipped bank's name, or a file; ``None`` takes the shipped bank
+            ``mixed`` where it was made for this model and drafter, else three shipped trees. A
+            calibrated bank is first fitted to this process: see :mod:`entmtp.calibrate.adapt`.
         policy: a name of :data:`entmtp.scheduler.POLICIES`: ``auto`` (the policy that was fastest
             on the texts which a calibrated bank was not fitted to, else ``hysteresis``),
             ``plain``, ``fixed`` (the best tree of the bank, or the topology), ``hysteresis``, or,
@@ -102,9 +103,22 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
     drafter = heads if not isinstance(heads, str) else load_drafter(heads, target, model)
     engine = Engine(target, drafter, FixedScheduler.plain(), tokenizer, limits)
     if isinstance(policy, str):
+        if bank is None and topology is None and policy != "plain":
+            bank = _default_bank(engine)
         policy = make_scheduler(policy, drafter, _bank_here(bank, engine), topology)
     engine.scheduler = policy
     return engine
+
+
+def _default_bank(engine: Engine) -> Bank | None:
+    """The bank that ships for all kinds of text, where it was made for this model and drafter."""
+    file = shipped_banks().get("mixed")
+    if file is None or isinstance(engine.drafter, EmptyDrafter):
+        return None
+    from entmtp.calibrate.adapt import is_bank_of
+
+    bank = Bank.read(file)
+    return bank if is_bank_of(bank, engine) else None
 
 
 def _bank_here(bank: Bank | str | Path | None, engine: Engine) -> Bank | None:
