@@ -60,9 +60,10 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
             module in its checkpoint, else prompt lookup), ``hydra`` or ``medusa`` (shipped),
             ``mtp`` (that module), ``lookup``, ``none`` (plain decoding), a file, folder or Hugging
             Face id of heads, or a drafter of one's own.
-        bank: trees to choose from, a shipped bank's name, or a file; ``None`` takes the shipped bank
-            ``mixed`` where it was made for this model and drafter, else three shipped trees. A
-            calibrated bank is first fitted to this process: see :mod:`entmtp.calibrate.adapt`.
+        bank: trees to choose from, the name of a shipped bank, or a file; ``None`` takes the
+            shipped ``mixed`` where it was made for this model and drafter, else three shipped
+            trees. A calibrated bank is first fitted to this process: see
+            :mod:`entmtp.calibrate.adapt`.
         policy: a name of :data:`entmtp.scheduler.POLICIES`: ``auto`` (the policy that was fastest
             on the texts which a calibrated bank was not fitted to, else ``hysteresis``),
             ``plain``, ``fixed`` (the best tree of the bank, or the topology), ``hysteresis``, or,
