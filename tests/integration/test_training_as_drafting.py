@@ -81,9 +81,8 @@ def maker_of(answers: Answers, heads: Heads) -> ExampleMaker:
 def batch_of(answers: Answers, heads: Heads) -> Batch:
     """All examples."""
     sequences, maker = range(answers.num_sequences), maker_of(answers, heads)
-    if reads_text(heads):
-        return maker.of_sequences(sequences)
-    return maker.at(answers.positions(sequences))
+    make = maker.in_text if reads_text(heads) else maker.at
+    return make(answers.positions(sequences))
 
 
 def features_of(

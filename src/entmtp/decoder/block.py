@@ -127,15 +127,23 @@ class DecoderBlock:
             down=joined("mlp.down_proj"),
         )
 
-    def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], mix: Mixer) -> Tensor:
-        """Rows ``(N, H)`` to ``(N, H)``.
+    def __call__(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        mix: Mixer,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """Rows ``(N, H)`` to ``(N, H)``, or to those that are wanted.
 
         Args:
             x: the residual stream.
             rotation: cosines and sines ``(N, 1, head_dim)`` at the rows' positions.
-            mix: stores keys and values, and attends.
+            mix: stores keys and values, and attends; for wanted rows alone where these are given.
+            wanted: int64 ``(W,)`` rows that go on behind the attention.
         """
-        x = x + self._attention(x, rotation, mix)
+        mixed = self._attention(x, rotation, mix)
+        x = (x if wanted is None else x[wanted]) + mixed
         return x + self._mlp(x)
 
     def _attention(self, x: Tensor, rotation: tuple[Tensor, Tensor], mix: Mixer) -> Tensor:

@@ -218,10 +218,16 @@ class PrefixLayer(nn.Module):
         if self.layer is not None:
             self._block, self.layer = self.layer.build(project), None
 
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mix: Mixer) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        mix: Mixer,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
         """s_t ``(R, H)`` of rows h_t ``(R, H)``; arguments as :class:`DecoderBlock`."""
-        block = _block_of(self._block, self.layer)
-        return rms_norm(block(hidden, rotation, mix), self.norm, self.config.rms_norm_eps)
+        out = _block_of(self._block, self.layer)(hidden, rotation, mix, wanted)
+        return rms_norm(out, self.norm, self.config.rms_norm_eps)
 
 
 class HydraHeads(Heads):
@@ -290,15 +296,21 @@ class RecurrentModule(Heads):
         super().pack(project)
 
     def features(
-        self, hidden: Tensor, embedded: Tensor, rotation: tuple[Tensor, Tensor], mix: Mixer
+        self,
+        hidden: Tensor,
+        embedded: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        mix: Mixer,
+        wanted: Tensor | None = None,
     ) -> Tensor:
-        """g_t ``(R, H)``.
+        """g_t ``(R, H)``, or of the wanted rows.
 
         Args:
             hidden: ``(R, H)`` h_t of the target, or g of the row above in a draft tree.
             embedded: ``(R, H)`` target embeddings of x_{t+1}.
             rotation: at the rows' positions t.
             mix: stores keys and values, and attends.
+            wanted: as of :class:`DecoderBlock`.
         """
         block = _block_of(self._block, self.layer)
         eps = self.block_config.rms_norm_eps
@@ -307,7 +319,7 @@ class RecurrentModule(Heads):
             rms_norm(hidden, self.hidden_norm, eps),
         )
         joined = self.join(torch.cat(parts[::-1] if self.config.hidden_first else parts, dim=1))
-        return rms_norm(block(joined, rotation, mix), self.final_norm, eps)
+        return rms_norm(block(joined, rotation, mix, wanted), self.final_norm, eps)
 
 
 def _block_of(packed: DecoderBlock | None, layer: BlockParameters | None) -> DecoderBlock:

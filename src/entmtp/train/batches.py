@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from entmtp.train.config import HeadsRecipe
 from entmtp.train.data import Answers
 from entmtp.train.sequences import SequenceRows
 
@@ -22,6 +23,7 @@ __all__ = [
     "head_targets",
     "hot_vocabulary",
     "iter_batches",
+    "iter_text_batches",
     "step_generator",
 ]
 
@@ -73,27 +75,26 @@ class ExampleMaker:
         self._with_teacher = with_teacher
         self._answers, self._hot_index, self._num_heads = answers, hot_index, num_heads
         self._ends = answers.sequence_ends()
+        self._places = torch.empty_like(answers.tokens)  # row of a token in the text of a batch
 
     def at(self, positions: Tensor) -> Batch:
         """Examples at some positions, int64 ``(B,)``, without the text they stand in."""
         return self._batch(positions, None)
 
-    def of_sequences(self, sequences: Sequence[int]) -> Batch:
-        """All examples of some sequences, with the text."""
+    def in_text(self, positions: Tensor) -> Batch:
+        """Examples at some positions, int64 ``(B,)``, with the sequences that they stand in."""
         answers = self._answers
-        hidden, following, lengths, index, first = [], [], [], [], 0
-        for s in sequences:
-            start, end = int(answers.offsets[s]), int(answers.offsets[s + 1])
-            begin = int(answers.starts[s])
-            hidden.append(answers.hidden[start + 1 : end].to(torch.float32))
-            following.append(answers.tokens[start + 1 : end])
-            lengths.append(end - 1 - start)
-            index.append(torch.arange(begin - 1 - start, end - 2 - start) + first)
-            first += lengths[-1]
-        rows = SequenceRows(
-            torch.cat(hidden), torch.cat(following), tuple(lengths), torch.cat(index)
+        sequences = torch.unique(sequences_of(answers, positions)).tolist()
+        spans = [(int(answers.offsets[s]) + 1, int(answers.offsets[s + 1])) for s in sequences]
+        rows = torch.cat([torch.arange(*span) for span in spans])
+        self._places[rows] = torch.arange(len(rows))
+        text = SequenceRows(
+            answers.hidden[rows].to(torch.float32),
+            answers.tokens[rows],
+            tuple(end - begin for begin, end in spans),
+            self._places[positions],
         )
-        return self._batch(answers.positions(sequences), rows)
+        return self._batch(positions, text)
 
     def targets(self, positions: Tensor) -> Tensor:
         """What each head must predict at some positions, int64 ``(B, K)``."""
@@ -133,10 +134,35 @@ def head_targets(
     return torch.where(is_inside, hot_index[tokens], IGNORED)
 
 
-def iter_batches(units: Tensor, batch_size: int, seed: int, epoch: int) -> Iterator[Tensor]:
-    """Positions or sequences of one epoch in an order that depends on (seed, epoch) alone."""
-    order = units[torch.randperm(len(units), generator=step_generator(seed, epoch))]
-    yield from torch.split(order, batch_size)
+def sequences_of(answers: Answers, positions: Tensor) -> Tensor:
+    """Numbers of the answers that positions lie in, int64 ``(B,)``."""
+    return torch.searchsorted(answers.offsets, positions, right=True) - 1
+
+
+def iter_batches(positions: Tensor, batch_size: int, seed: int, epoch: int) -> Iterator[Tensor]:
+    """Positions of one epoch in an order that depends on (seed, epoch) alone."""
+    order = torch.randperm(len(positions), generator=step_generator(seed, epoch))
+    yield from torch.split(positions[order], batch_size)
+
+
+def iter_text_batches(
+    answers: Answers, positions: Tensor, recipe: HeadsRecipe, epoch: int
+) -> Iterator[Tensor]:
+    """As :func:`iter_batches`, with few sequences a batch: a module that attends reads them whole.
+
+    Sequences are put into groups, and the positions of each group into batches, which come in any
+    order. Neighbours are alike, so batches of whole sequences would teach less.
+    """
+    draw = step_generator(recipe.seed, epoch)
+    shuffled = positions[torch.randperm(len(positions), generator=draw)]
+    numbers, which = torch.unique(sequences_of(answers, shuffled), return_inverse=True)
+    group = torch.randperm(len(numbers), generator=draw)[which] // recipe.sequences_a_step
+    sizes = torch.bincount(group).tolist()
+    batches: list[Tensor] = []
+    for part in torch.split(shuffled[torch.argsort(group, stable=True)], sizes):
+        batches += part.tensor_split(max(1, round(len(part) / recipe.batch_size)))
+    for index in torch.randperm(len(batches), generator=draw).tolist():
+        yield batches[index]
 
 
 def step_generator(seed: int, number: int) -> torch.Generator:

@@ -82,7 +82,8 @@ class HeadsRecipe:
             drawn anew each step; 0 scores all.
         noise: added to the states in training, Gaussian, in shares of their root mean square.
         is_tied: the blocks of a head, but for the conditioned one, are one and the same.
-        sequences_a_step: instead of ``batch_size``, for modules that attend to the text.
+        sequences_a_step: answers that a step's positions lie in, for modules that attend to the
+            text.
         measurements: how often the accuracy on some held-out answers is measured on the way, the
             end included; the untrained heads are measured besides.
         seed: of the order of positions.
@@ -101,7 +102,7 @@ class HeadsRecipe:
     sampled_tokens: int = 512
     noise: float = 0.0
     is_tied: bool = False
-    sequences_a_step: int = 4
+    sequences_a_step: int = 16
     measurements: int = 20
     seed: int = 0
 

@@ -12,7 +12,7 @@ from entmtp.drafters.heads import Heads, HydraHeads, MedusaHeads, RecurrentModul
 from entmtp.errors import TrainingError
 from entmtp.train.batches import IGNORED, Batch
 from entmtp.train.output_sample import OutputSample
-from entmtp.train.sequences import ChainMixer, SequenceRows, causal_mixer
+from entmtp.train.sequences import ExampleMixer, SequenceRows
 
 __all__ = ["FeatureReader", "count_hits", "heads_loss", "reads_text", "with_noise"]
 
@@ -61,17 +61,18 @@ class FeatureReader:
             return batch.hidden
         text = _text_of(batch)
         rotation = self._rotate(text.positions)
-        out: Tensor = prefix(text.hidden, rotation, causal_mixer(text.lengths))
-        return out[text.index]
+        out: Tensor = prefix(text.hidden, rotation, ExampleMixer(text), text.index)
+        return out
 
     def _unroll(self, module: RecurrentModule, batch: Batch, embedded: Tensor) -> Iterator[Tensor]:
         """The module on the text, then again on its own features, a token further each time."""
         text = _text_of(batch)
-        mix, positions = ChainMixer(text), text.positions
+        mix, positions = ExampleMixer(text), text.positions
         following = functional.embedding(text.following, self._embedding).to(torch.float32)
-        features = module.features(text.hidden, following, self._rotate(positions), mix)
-        features, positions = features[text.index], positions[text.index]
+        rotation = self._rotate(positions)
+        features = module.features(text.hidden, following, rotation, mix, text.index)
         yield features
+        positions = positions[text.index]
         for depth in range(1, self._num_depths):
             rotation = self._rotate(positions + depth)
             features = module.features(features, embedded[:, depth], rotation, mix)

@@ -4,16 +4,12 @@ All rows of a batch lie in one flat tensor. Row r of a sequence is the target's 
 token r; the rows of a text are what the module reads when it decodes.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from entmtp.decoder.block import Mixer
-
-__all__ = ["ChainMixer", "SequenceRows", "causal_mixer"]
+__all__ = ["ExampleMixer", "SequenceRows"]
 
 
 @dataclass(frozen=True)
@@ -38,32 +34,13 @@ class SequenceRows:
         return torch.cat([torch.arange(length) for length in self.lengths])
 
 
-def causal_mixer(lengths: Sequence[int]) -> Mixer:
-    """Attention within each sequence, each row to itself and the rows before it."""
+class ExampleMixer:
+    """Attention of the rows of examples to the text, and to the chains that are drafted on it.
 
-    def mix(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        parts = []
-        for q, k, v in zip(
-            torch.split(queries, list(lengths)),
-            torch.split(keys, list(lengths), dim=1),
-            torch.split(values, list(lengths), dim=1),
-            strict=True,
-        ):
-            out = functional.scaled_dot_product_attention(
-                q.transpose(0, 1)[None], k[None], v[None], is_causal=True, enable_gqa=True
-            )
-            parts.append(out[0].transpose(0, 1).flatten(1))
-        return torch.cat(parts)
-
-    return mix
-
-
-class ChainMixer:
-    """Attention of a module that is applied again: to the text, and to the chain above a row.
-
-    First called for all rows of the text, then, depth by depth, for the rows of the examples: the
-    row of depth d of an example sees the text up to its root and the rows of depths 1 .. d of the
-    same example, itself included, as in a draft tree.
+    First called for all rows of the text, of which only those that examples stand on attend, each
+    to itself and the rows before it. A module that is applied again calls it once for every depth,
+    with the rows of the examples: the row of depth d of an example sees the text up to its root
+    and the rows of depths 1 .. d of the same example, itself included, as in a draft tree.
     """
 
     def __init__(self, rows: SequenceRows) -> None:
@@ -72,26 +49,28 @@ class ChainMixer:
         self._text: tuple[Tensor, Tensor] | None = None
         self._chain: list[tuple[Tensor, Tensor]] = []
         ends = torch.tensor(rows.lengths).cumsum(0)
-        self._sequence = torch.searchsorted(ends, rows.index, right=True)
-        self._starts = ends - torch.tensor(rows.lengths)
+        sequence = torch.searchsorted(ends, rows.index, right=True)
+        self._starts = (ends - torch.tensor(rows.lengths)).tolist()
+        self._members = [torch.nonzero(sequence == s).flatten() for s in range(len(rows.lengths))]
+        self._order = torch.argsort(torch.cat(self._members))
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """See :data:`entmtp.decoder.block.Mixer`."""
         if self._text is None:
             self._text = keys, values
-            return causal_mixer(self._rows.lengths)(queries, keys, values)
-        self._chain.append((keys, values))
-        parts: list[Tensor] = [queries.new_empty(0)] * len(self._rows.lengths)
-        order = []
-        for sequence, length in enumerate(self._rows.lengths):
-            members = torch.nonzero(self._sequence == sequence).flatten()
-            order.append(members)
-            parts[sequence] = self._mix_one(queries, members, int(self._starts[sequence]), length)
-        return torch.cat(parts)[torch.argsort(torch.cat(order))]
+            queries = queries[self._rows.index]
+        else:
+            self._chain.append((keys, values))
+        parts = [
+            self._mix_one(queries, s) for s, members in enumerate(self._members) if len(members)
+        ]
+        return torch.cat(parts)[self._order]
 
-    def _mix_one(self, queries: Tensor, members: Tensor, start: int, length: int) -> Tensor:
+    def _mix_one(self, queries: Tensor, sequence: int) -> Tensor:
         """Rows of the examples of one sequence."""
         assert self._text is not None  # noqa: S101 - the text comes first
+        members, start = self._members[sequence], self._starts[sequence]
+        length = self._rows.lengths[sequence]
         text_keys, text_values = (part[:, start : start + length] for part in self._text)
         groups = queries.shape[1] // text_keys.shape[0]
         q = queries[members] * queries.shape[2] ** -0.5
@@ -99,8 +78,10 @@ class ChainMixer:
         scores = torch.einsum("bkgd,ktd->bkgt", q, text_keys)
         is_ahead = torch.arange(length) > (self._rows.index[members] - start)[:, None]
         scores = scores.masked_fill(is_ahead[:, None, None], float("-inf"))
-        own = [torch.einsum("bkgd,kbd->bkg", q, keys[:, members]) for keys, _ in self._chain]
-        weights = torch.softmax(torch.cat((scores, torch.stack(own, dim=-1)), dim=-1), dim=-1)
+        own = [
+            torch.einsum("bkgd,kbd->bkg", q, keys[:, members])[..., None] for keys, _ in self._chain
+        ]
+        weights = torch.softmax(torch.cat((scores, *own), dim=-1), dim=-1)
         out = torch.einsum("bkgt,ktd->bkgd", weights[..., :length], text_values)
         for depth, (_, values) in enumerate(self._chain):
             own_values = values[:, members].transpose(0, 1)[:, :, None]

@@ -3,7 +3,7 @@
 import io
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from entmtp.train.batches import (
     ExampleMaker,
     hot_vocabulary,
     iter_batches,
+    iter_text_batches,
     step_generator,
 )
 from entmtp.train.config import HeadsRecipe
@@ -106,17 +107,18 @@ def train_kind(
     every[every == IGNORED] = len(hot_ids)  # a cold token is a miss, not a gap
     held = ExampleMaker(answers, every, recipe.num_heads)
     reader = FeatureReader(heads, target.embedding, recipe.num_heads)
-    some = [held.of_sequences([s]) for s in measured_sequences(answers, text.held_out)]
+    some = [
+        held.in_text(answers.positions([s])) for s in measured_sequences(answers, text.held_out)
+    ]
 
-    def batch_of(chosen: Tensor) -> Batch:
-        return maker.of_sequences(chosen.tolist()) if reads_text(heads) else maker.at(chosen)
+    batch_of = maker.in_text if reads_text(heads) else maker.at
 
     def measure() -> Accuracy:
         return measure_accuracy(heads, reader, some, recipe.num_heads)
 
-    units = _units(maker, text, recipe, whole=reads_text(heads))
+    epochs = _epochs(maker, text, recipe, whole=reads_text(heads))
     file = folder / f"{recipe.kind}.checkpoint.pt"
-    run = _Run(heads, recipe, file, units, text_digest=text.digest)
+    run = _Run(heads, recipe, file, epochs, text_digest=text.digest)
     order = hot_index[frequent]
 
     def loss_of(batch: Batch, draw: torch.Generator) -> Tensor:
@@ -126,7 +128,8 @@ def train_kind(
         return heads_loss(reader, batch, output, recipe.head_decay, recipe.kl)
 
     run.fit(batch_of, loss_of, measure, progress, checkpoint_s)
-    batches = (held.of_sequences([s]) for s in text.held_out if len(answers.positions([s])))
+    spans = (answers.positions([s]) for s in text.held_out)
+    batches = (held.in_text(span) for span in spans if len(span))
     accuracy = measure_accuracy(heads, reader, batches, recipe.num_heads)
     return TrainedKind(heads, accuracy, tuple(run.history))
 
@@ -146,29 +149,28 @@ def _config_of(recipe: HeadsRecipe, target: TargetTensors) -> HeadsConfig:
     )
 
 
-def _units(maker: ExampleMaker, text: TrainingText, recipe: HeadsRecipe, *, whole: bool) -> Tensor:
-    """What batches are drawn from: positions, or sequences for modules that attend to the text.
+def _epochs(
+    maker: ExampleMaker, text: TrainingText, recipe: HeadsRecipe, *, whole: bool
+) -> list[list[Tensor]]:
+    """Positions of every batch of every epoch.
 
-    Those with nothing to predict are left out, else a batch of them would end the run.
+    Positions with nothing to predict are left out, else a batch of them would end the run.
     """
-    positions_of = text.answers.positions
-    if whole:
-        usable = []
-        for sequence in text.trained:
-            targets = maker.targets(positions_of([sequence]))
-            if bool((targets != IGNORED).any()):
-                usable.append(sequence)
-        units = torch.tensor(usable, dtype=torch.int64)
-    else:
-        positions = positions_of(text.trained)
-        units = positions[(maker.targets(positions) != IGNORED).any(dim=1)]
-    if not len(units):
+    answers = text.answers
+    positions = answers.positions(text.trained)
+    positions = positions[(maker.targets(positions) != IGNORED).any(dim=1)]
+    if not len(positions):
         raise TrainingError(
             f"{len(text.trained)} answers of {text.num_trained_tokens} tokens hold nothing to "
             f"train on: no token behind the first of an answer is among the "
             f"{recipe.hot_vocab_size} most frequent ones; raise max_new_tokens or hot_vocab_size"
         )
-    return units
+    if whole:
+        return [
+            list(iter_text_batches(answers, positions, recipe, e)) for e in range(recipe.epochs)
+        ]
+    size, seed = recipe.batch_size, recipe.seed
+    return [list(iter_batches(positions, size, seed, e)) for e in range(recipe.epochs)]
 
 
 class _Run:
@@ -179,17 +181,16 @@ class _Run:
         heads: Heads,
         recipe: HeadsRecipe,
         file: Path,
-        units: Tensor,
+        epochs: Sequence[Sequence[Tensor]],
         *,
         text_digest: str,
     ) -> None:
-        self._heads, self._recipe, self._file, self._units = heads, recipe, file, units
-        self._batch_size = recipe.sequences_a_step if reads_text(heads) else recipe.batch_size
+        self._heads, self._recipe, self._file = heads, recipe, file
+        self._batches = [batch for epoch in epochs for batch in epoch]
         self._optimizer = torch.optim.AdamW(
             heads.parameters(), lr=recipe.learning_rate, weight_decay=0.0, betas=(0.9, 0.98)
         )
-        self._steps_per_epoch = math.ceil(len(units) / self._batch_size)
-        self._num_steps = self._steps_per_epoch * recipe.epochs
+        self._num_steps = len(self._batches)
         self._identity = {**asdict(recipe), "text": text_digest}
         self._done = self._positions_seen = 0
         self._loss_sum, self._loss_count = 0.0, 0  # since the last measurement
@@ -210,19 +211,14 @@ class _Run:
         if not self.history:
             self._measure(measure)
         progress(self._event())
-        for epoch in range(self._done // self._steps_per_epoch, self._recipe.epochs):
-            skip = self._done - epoch * self._steps_per_epoch
-            batches = iter_batches(self._units, self._batch_size, self._recipe.seed, epoch)
-            for index, chosen in enumerate(batches):
-                if index < skip:
-                    continue
-                self._step(batch_of(chosen), loss_of)
-                if self._done in due:
-                    self._measure(measure)
-                if time.monotonic() - saved >= checkpoint_s:
-                    self._save()
-                    saved = time.monotonic()
-                progress(self._event())
+        for positions in self._batches[begun:]:
+            self._step(batch_of(positions), loss_of)
+            if self._done in due:
+                self._measure(measure)
+            if time.monotonic() - saved >= checkpoint_s:
+                self._save()
+                saved = time.monotonic()
+            progress(self._event())
         if self._done > begun:
             self._save()
 
