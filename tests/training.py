@@ -5,6 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from entmtp.drafters.heads import Heads
 from entmtp.tokenizer import Message
 from entmtp.train import (
     DataConfig,
@@ -15,6 +18,7 @@ from entmtp.train import (
     train_heads,
     write_answers,
 )
+from entmtp.train.output_sample import OutputSample
 from fakes import ByteTokenizer, tiny_target
 
 __all__ = [
@@ -27,6 +31,7 @@ __all__ = [
     "silent",
     "stopping_at",
     "train_on",
+    "whole_output",
     "write",
     "write_prompts",
 ]
@@ -51,6 +56,11 @@ class LastWordsTokenizer(ByteTokenizer):
 
 def silent(event: TrainEvent) -> None:
     """Report nothing."""
+
+
+def whole_output(heads: Heads) -> OutputSample:
+    """All hot tokens are scored."""
+    return OutputSample(heads.shared_output, torch.arange(len(heads.hot_ids)), 0, torch.Generator())
 
 
 def stopping_at(last: int, *, stage: str | None = None) -> Callable[[TrainEvent], None]:

@@ -30,6 +30,7 @@ from entmtp.train.prompts import Draw
 from entmtp.workload import PromptRecord
 from exactness import random_heads
 from fakes import ByteTokenizer, tiny_target
+from training import whole_output
 
 VOCAB, DEPTHS = 12, 4
 TARGET = tiny_target(seed=5, dtype=torch.float32, vocab_size=VOCAB, context_window=512)
@@ -83,6 +84,21 @@ def batch_of(answers: Answers, heads: Heads) -> Batch:
     sequences, maker = range(answers.num_sequences), maker_of(answers, heads)
     make = maker.in_text if reads_text(heads) else maker.at
     return make(answers.positions(sequences))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_examples_are_read_as_all_are(kind: str, tmp_path: Path) -> None:
+    """Whatever stands beside an example in its batch, and in whatever order."""
+    answers, heads = written(tmp_path), heads_of(kind)
+    positions = answers.positions(range(answers.num_sequences))
+    some = torch.randperm(len(positions), generator=torch.Generator().manual_seed(1))[:9]
+    maker = maker_of(answers, heads)
+    reader = FeatureReader(heads, TARGET.embedding(), DEPTHS)
+    make = maker.in_text if reads_text(heads) else maker.at
+    with torch.no_grad():
+        whole, part = (list(reader.read(make(chosen))) for chosen in (positions, positions[some]))
+    for all_rows, rows in zip(whole, part, strict=True):
+        torch.testing.assert_close(all_rows[some], rows, rtol=1e-4, atol=1e-5)
 
 
 def features_of(
@@ -174,7 +190,8 @@ def gradients(answers: Answers, heads: Heads, embedding: Tensor) -> list[Tensor]
     """Of all parameters, for half cross-entropy, half divergence."""
     heads.zero_grad()
     reader = FeatureReader(heads, embedding, DEPTHS)
-    heads_loss(heads, reader, batch_of(answers, heads), 0.8, 0.5).backward()  # type: ignore[no-untyped-call]
+    loss = heads_loss(reader, batch_of(answers, heads), whole_output(heads), 0.8, 0.5)
+    loss.backward()  # type: ignore[no-untyped-call]
     return [p.grad.clone() for p in heads.parameters() if p.grad is not None]
 
 
@@ -218,7 +235,7 @@ def test_every_parameter_learns_from_answers_alone(kind: str, tmp_path: Path) ->
     assert len(batch.targets) == answers.num_answer_tokens - answers.num_sequences
     for kl in (0.0, 0.5, 1.0):
         heads.zero_grad()
-        loss = heads_loss(heads, reader, batch, 0.8, kl)
+        loss = heads_loss(reader, batch, whole_output(heads), 0.8, kl)
         loss.backward()  # type: ignore[no-untyped-call]
         for name, parameter in heads.named_parameters():
             is_beyond = kind != "mtp" and f".{DEPTHS}." in f".{name}"  # its fifth head
@@ -236,7 +253,9 @@ def test_the_divergence_is_zero_for_heads_that_are_the_target(tmp_path: Path) ->
             assert batch.teacher is not None
             yield batch.teacher[:, 0]
 
-    loss = heads_loss(heads, Oracle(heads, TARGET.embedding(), 1), batch, 1.0, 1.0)
+    output = whole_output(heads)
+    loss = heads_loss(Oracle(heads, TARGET.embedding(), 1), batch, output, 1.0, 1.0)
     assert float(loss) == pytest.approx(0.0, abs=1e-6)
-    other = heads_loss(heads, FeatureReader(heads, TARGET.embedding(), 1), batch, 1.0, 1.0)
+    reader = FeatureReader(heads, TARGET.embedding(), 1)
+    other = heads_loss(reader, batch, output, 1.0, 1.0)
     assert float(other.detach()) > 0.01

@@ -46,11 +46,12 @@ from entmtp.train.batches import (
     ExampleMaker,
     hot_vocabulary,
     iter_batches,
+    iter_text_batches,
+    sequences_of,
 )
 from entmtp.train.data import Answers, collect_answers, load_answers
 from entmtp.train.jobs import AnswerJob, first_jobs, second_jobs
 from entmtp.train.losses import FeatureReader, heads_loss
-from entmtp.train.output_sample import OutputSample
 from entmtp.train.plots import plot_history
 from entmtp.train.prompts import Draw, draw_prompts, follow_up
 from entmtp.train.text import TrainingText
@@ -66,6 +67,7 @@ from training import (
     run_training,
     silent,
     stopping_at,
+    whole_output,
     write_prompts,
 )
 
@@ -115,9 +117,8 @@ def loss_of(
     heads: MedusaHeads | HydraHeads, batch: Batch, embedding: Tensor, decay: float, kl: float = 0.0
 ) -> Tensor:
     """The loss of a batch."""
-    order = torch.arange(len(heads.hot_ids))
-    output = OutputSample(heads.shared_output, order, 0, torch.Generator())
-    return heads_loss(FeatureReader(heads, embedding, NUM_HEADS), batch, output, decay, kl)
+    reader = FeatureReader(heads, embedding, NUM_HEADS)
+    return heads_loss(reader, batch, whole_output(heads), decay, kl)
 
 
 def all_features(heads: MedusaHeads | HydraHeads, batch: Batch, embedding: Tensor) -> list[Tensor]:
@@ -266,6 +267,26 @@ def test_an_epoch_visits_every_position_once_in_an_order_of_its_own() -> None:
     assert all(torch.equal(torch.sort(order).values, positions) for order in orders)
     assert len({tuple(order.tolist()) for order in orders}) == len(orders)
     assert torch.equal(orders[1], torch.cat(list(iter_batches(positions, 8, 0, 1))))
+
+
+def test_an_epoch_of_texts_visits_every_position_once_with_few_texts_a_batch() -> None:
+    """Batches have about the size that was asked for, and other texts in other epochs."""
+    answers = make_answers(*(5 + 3 * (i % 7) for i in range(40)))
+    positions = answers.positions(range(1, 40))
+    recipe = replace(RECIPE, sequences_a_step=6, batch_size=16)
+    epochs = [list(iter_text_batches(answers, positions, recipe, e)) for e in (0, 1, 0)]
+    assert all(torch.equal(*pair) for pair in zip(epochs[0], epochs[2], strict=True))
+    groups = []
+    for batches in epochs[:2]:
+        assert torch.equal(torch.cat(batches).sort().values, positions)
+        texts = [sequences_of(answers, batch).unique().tolist() for batch in batches]
+        assert all(len(found) <= 6 for found in texts)
+        assert sum(len(found) > 3 for found in texts) > len(texts) / 2
+        sizes = [len(batch) for batch in batches]
+        assert min(sizes) >= 8
+        assert max(sizes) <= 24
+        groups.append({tuple(found) for found in texts})
+    assert groups[0] != groups[1]
 
 
 # -- loss ------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ __all__ = [
     "hot_vocabulary",
     "iter_batches",
     "iter_text_batches",
+    "sequences_of",
     "step_generator",
 ]
 
