@@ -295,3 +295,18 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
         with pytest.raises(TrainingError, match="another run is at work there"):
             train_on(tmp_path / "out", tmp_path / "out")
     assert len(shard_names(tmp_path / "out" / "answers")) == 3
+
+
+def test_a_run_goes_on_from_heads_of_another(answers: Path, tmp_path: Path) -> None:
+    """Hydra++ begins where Hydra ended, with its hot tokens; stopped, it ends with the same."""
+    first = train_on(answers, tmp_path / "first", recipe=replace(RECIPE, hot_vocab_size=20))
+    recipe = replace(RECIPE, kind="hydra++", hot_vocab_size=25)
+    start = {"recipe": recipe, "start_from": first.file}
+    whole = train_on(answers, tmp_path / "whole", **start)
+    assert torch.equal(load_file(whole.file)["hot_ids"], load_file(first.file)["hot_ids"])
+    assert whole.history[0].top[0][0] >= first.history[0].top[0][0]
+    with pytest.raises(Stop):
+        train_on(answers, tmp_path / "part", progress=stopping_at(3), checkpoint_s=0, **start)
+    assert weights_are_same(train_on(answers, tmp_path / "part", **start).file, whole.file)
+    with pytest.raises(TrainingError, match="made with other settings"):
+        train_on(answers, tmp_path / "part", recipe=recipe)

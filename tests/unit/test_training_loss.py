@@ -1,6 +1,7 @@
 """The loss of training: over a sample of tokens, with noise, and from where modules begin."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,13 +9,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from entmtp.decoder.config import BlockConfig
-from entmtp.drafters.heads import HeadsConfig, HydraHeads, build_heads
+from entmtp.drafters.heads import Heads, HeadsConfig, HydraHeads, build_heads
+from entmtp.errors import TrainingError
 from entmtp.train import output_sample
 from entmtp.train.batches import Batch, step_generator
 from entmtp.train.losses import FeatureReader, with_noise
 from entmtp.train.output_sample import OutputSample
 from entmtp.train.sequences import SequenceRows
-from entmtp.train.start import start_as_identity
+from entmtp.train.start import start_as_identity, start_from
 
 HIDDEN, HOT, EXACT = 8, 60, 12
 BLOCK = BlockConfig(
@@ -144,3 +146,46 @@ def test_every_new_module_passes_the_state_on(kind: str, hidden_first: bool) -> 
         assert 0.7 < float(ratio.detach()) < 1.4
     if isinstance(heads, HydraHeads) and heads.prefix is None:
         assert torch.equal(made[0], batch.hidden)
+
+
+def random_heads(kind: str, seed: int = 0, **sizes: Any) -> Heads:
+    """As if they had been trained."""
+    block = BLOCK if kind in ("hydra++", "mtp") else None
+    heads = build_heads(HeadsConfig(kind, HIDDEN, 30, 2, block=block, **sizes), torch.arange(30))
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter.normal_(generator=draw)
+    return heads
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "hydra++", "mtp"])
+def test_a_run_can_begin_with_trained_heads(kind: str) -> None:
+    """All their weights are taken over."""
+    heads, trained = random_heads(kind, 1), random_heads(kind, 2)
+    start_from(heads, trained)
+    given = trained.state_dict()
+    assert all(torch.equal(value, given[name]) for name, value in heads.state_dict().items())
+
+
+def test_hydra_heads_become_the_heads_of_a_prefix_layer() -> None:
+    """The prefix layer stays what it was."""
+    heads, trained = random_heads("hydra++", 1), random_heads("hydra", 2)
+    before = {name: value.clone() for name, value in heads.state_dict().items()}
+    start_from(heads, trained)
+    given = trained.state_dict()
+    for name, value in heads.state_dict().items():
+        assert torch.equal(value, before[name] if name.startswith("prefix.") else given[name])
+
+
+def test_other_heads_are_no_start() -> None:
+    """Another kind, other sizes, another scale; the message says what differs and what to do."""
+    heads = random_heads("hydra")
+    with pytest.raises(TrainingError, match=r"of kind medusa are no start for hydra; .*hydra\+\+"):
+        start_from(heads, random_heads("medusa"))
+    with pytest.raises(TrainingError, match=r"no start for hydra"):
+        start_from(heads, random_heads("hydra++"))
+    with pytest.raises(TrainingError, match=r"other sizes .*blocks.* leave out the options"):
+        start_from(heads, random_heads("hydra", num_layers=3))
+    with pytest.raises(TrainingError, match="embed_scale of 3, not 1"):
+        start_from(heads, random_heads("hydra", embed_scale=3.0))

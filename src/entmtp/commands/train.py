@@ -129,6 +129,12 @@ _RECIPE_OPTIONS = (
 @click.option(
     "--noise", type=float, default=None, help="On the model's states, in training.  [default: 0]"
 )
+@click.option(
+    "--start-from",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    default=None,
+    help="Begin with these heads, of the same kind and sizes, or hydra for hydra++.",
+)
 @click.option("--learning-rate", type=float, default=None, help="Peak.  [default: 0.001]")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
@@ -161,7 +167,13 @@ def train(
         for kind in kinds.split(",")
     )
     name, report = Path(model).name, options["report"]
-    config = TrainConfig(name, recipes, options["quantize"], train_tokens=options["train_tokens"])
+    config = TrainConfig(
+        name,
+        recipes,
+        options["quantize"],
+        train_tokens=options["train_tokens"],
+        start_from=options["start_from"],
+    )
     names = (*workloads, *options["excluded"])
     read_records(names, limit=1)  # a wrong name should not have to wait for the model
     if report is not None:
@@ -203,7 +215,7 @@ def _check_usage(workloads: tuple[str, ...], source: Path | None, options: dict[
         raise click.UsageError(
             f"{given[0]} is about answers that are written; with --answers they are read."
         )
-    for name in ("train_tokens", "report"):
+    for name in ("train_tokens", "start_from", "report"):
         if options["answers_only"] and options[name] is not None:
             raise click.UsageError(f"{flags[name]} is about training; leave out --answers-only.")
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from entmtp.drafters.heads import KINDS
 from entmtp.errors import InputError
@@ -130,6 +131,7 @@ class TrainConfig:
         quantize: store the heads as int8.
         held_out: share of prompts whose answers are never trained on.
         train_tokens: train on whole answers of at most so many tokens together; ``None``: on all.
+        start_from: file of trained heads whose weights and hot vocabulary each set begins with.
         checkpoint_s: seconds from one checkpoint to the next.
     """
 
@@ -138,6 +140,7 @@ class TrainConfig:
     quantize: bool = False
     held_out: float = 0.05
     train_tokens: int | None = None
+    start_from: Path | None = None
     checkpoint_s: float = 60.0
 
     def __post_init__(self) -> None:

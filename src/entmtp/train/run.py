@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from entmtp.decoder.config import BlockConfig
-from entmtp.drafters.checkpoint import save_heads
+from entmtp.drafters.checkpoint import load_heads, save_heads
+from entmtp.drafters.heads import Heads
 from entmtp.drafters.recording import RecordingDrafter
 from entmtp.engine import Engine, EngineLimits
 from entmtp.errors import TrainingError
@@ -123,7 +124,10 @@ def train_heads(
         digest = model_digest(target)
         text = open_text(source / "answers", folder / TEXT_FILE, settings["seed"], config, digest)
         tensors = TargetTensors(
-            target.embedding().cpu().float(), lambda ids: _rows(target, ids), _block_of(target)
+            target.embedding().cpu().float(),
+            lambda ids: _rows(target, ids),
+            _block_of(target),
+            _start_of(target, config),
         )
         trained = [
             _train_one(text, recipe, tensors, folder, config, progress) for recipe in config.recipes
@@ -146,6 +150,18 @@ def _train_one(
     file = folder / f"{recipe.kind}.safetensors"
     save_heads(made.heads, file, config.model_name, quantize=config.quantize)
     return TrainedHeads(recipe.kind, file, made.accuracy, made.history)
+
+
+def _start_of(target: Target, config: TrainConfig) -> Heads | None:
+    if config.start_from is None:
+        return None
+    vocab_size, hidden_size = target.embedding().shape
+    return load_heads(
+        config.start_from,
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        target=config.model_name,
+    )
 
 
 def _rows(target: Target, ids: Tensor) -> Tensor:
@@ -204,6 +220,7 @@ def _report(
         "held_out": config.held_out,
         "data": settings,
         "quantized": config.quantize,
+        "start_from": None if config.start_from is None else str(config.start_from),
         "heads": [
             {
                 **asdict(recipe),

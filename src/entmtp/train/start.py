@@ -1,12 +1,13 @@
-"""Where the training of modules with a block of their own begins."""
+"""Where training begins: at the identity, or at heads that were trained before."""
 
 import torch
 from torch import Tensor
 
 from entmtp.decoder.parameters import BlockParameters
 from entmtp.drafters.heads import Heads, HydraHeads, RecurrentModule
+from entmtp.errors import TrainingError
 
-__all__ = ["start_as_identity"]
+__all__ = ["start_as_identity", "start_from"]
 
 
 @torch.no_grad()
@@ -32,6 +33,44 @@ def start_as_identity(heads: Heads, states: Tensor) -> None:
     elif isinstance(heads, HydraHeads) and heads.prefix is not None:
         _add_nothing(heads.prefix.layer)
         heads.prefix.norm.fill_(size)
+
+
+@torch.no_grad()
+def start_from(heads: Heads, trained: Heads) -> None:
+    """Take over the weights of heads that were trained before.
+
+    Hydra heads can become Hydra++ heads: what they lack, the prefix layer, stays as it is.
+
+    Args:
+        heads: untrained; changed in place.
+        trained: of the same kind, or ``hydra`` for ``hydra++``, and of the same sizes.
+
+    Raises:
+        TrainingError: other heads than that.
+    """
+    kinds = trained.config.kind, heads.config.kind
+    if kinds[0] != kinds[1] and kinds != ("hydra", "hydra++"):
+        raise TrainingError(
+            f"heads of kind {kinds[0]} are no start for {kinds[1]}; give heads of the same kind, "
+            "or hydra for hydra++"
+        )
+    given, own = trained.state_dict(), heads.state_dict()
+    scales = trained.config.embed_scale, heads.config.embed_scale
+    if scales[0] != scales[1]:
+        raise TrainingError(
+            f"the heads to start from have an embed_scale of {scales[0]:g}, not {scales[1]:g}; "
+            "give the same"
+        )
+    lacking = {name for name in own if not name.startswith("prefix.")} - set(given)
+    unfit = {n for n, value in given.items() if n not in own or own[n].shape != value.shape}
+    if lacking or unfit:
+        names = ", ".join(sorted(lacking | unfit))
+        raise TrainingError(
+            f"the heads to start from have other sizes (tensors {names} "
+            "differ); leave out the options that change sizes, such as --num-layers and --tied"
+        )
+    for name, value in given.items():
+        own[name].copy_(value)
 
 
 def _add_nothing(layer: BlockParameters | None) -> None:

@@ -3,7 +3,7 @@
 import io
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from entmtp.decoder.config import BlockConfig
+from entmtp.drafters.checkpoint import heads_digest
 from entmtp.drafters.heads import Heads, HeadsConfig, build_heads
 from entmtp.errors import TrainingError
 from entmtp.files import replacing
@@ -34,7 +35,7 @@ from entmtp.train.config import HeadsRecipe
 from entmtp.train.losses import FeatureReader, heads_loss, reads_text, with_noise
 from entmtp.train.output_sample import OutputSample
 from entmtp.train.progress import Progress, TrainEvent
-from entmtp.train.start import start_as_identity
+from entmtp.train.start import start_as_identity, start_from
 from entmtp.train.text import TrainingText
 
 __all__ = ["TargetTensors", "TrainedKind", "train_kind"]
@@ -42,17 +43,19 @@ __all__ = ["TargetTensors", "TrainedKind", "train_kind"]
 
 @dataclass(frozen=True)
 class TargetTensors:
-    """What training needs of the target.
+    """What training needs besides text.
 
     Attributes:
-        embedding: ``(V, H)`` input embedding.
-        output_rows: token ids -> their rows of the output head.
+        embedding: ``(V, H)`` input embedding of the target.
+        output_rows: token ids -> their rows of its output head.
         block: sizes of its blocks, for modules that have one of their own.
+        start: heads whose weights and hot vocabulary the run begins with.
     """
 
     embedding: Tensor
     output_rows: Callable[[Tensor], Tensor]
     block: BlockConfig | None = None
+    start: Heads | None = None
 
 
 @dataclass(frozen=True)
@@ -92,15 +95,10 @@ def train_kind(
     Raises:
         TrainingError: too little text, or the checkpoint belongs to other settings.
     """
-    answers, vocab_size = text.answers, target.embedding.shape[0]
-    frequent = hot_vocabulary(answers, text.trained, recipe.hot_vocab_size, vocab_size)
-    hot_ids = frequent.sort().values  # ascending, so that equal scores rank by token id
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)  # a block starts at random
-        heads = build_heads(_config_of(recipe, target), hot_ids)
-    start_as_identity(heads, answers.hidden[answers.starts])
-    heads.attach_output(target.output_rows(hot_ids).to(torch.float32))
-    hot_index = torch.full((vocab_size,), IGNORED, dtype=torch.int64)
+    answers = text.answers
+    heads, order = _begin(text, recipe, target)
+    hot_ids = heads.hot_ids
+    hot_index = torch.full((target.embedding.shape[0],), IGNORED, dtype=torch.int64)
     hot_index[hot_ids] = torch.arange(len(hot_ids))
     maker = ExampleMaker(answers, hot_index, recipe.num_heads, with_teacher=recipe.kl > 0)
     every = hot_index.clone()
@@ -118,11 +116,14 @@ def train_kind(
 
     epochs = _epochs(maker, text, recipe, whole=reads_text(heads))
     file = folder / f"{recipe.kind}.checkpoint.pt"
-    run = _Run(heads, recipe, file, epochs, text_digest=text.digest)
-    order = hot_index[frequent]
+    digests = {
+        "text": text.digest,
+        "start": None if target.start is None else heads_digest(target.start),
+    }
+    run = _Run(heads, recipe, file, epochs, digests)
 
     def loss_of(batch: Batch, draw: torch.Generator) -> Tensor:
-        output = OutputSample(heads.shared_output, order, recipe.sampled_tokens, draw)
+        output = OutputSample(heads.shared_output, hot_index[order], recipe.sampled_tokens, draw)
         if recipe.noise:
             batch = with_noise(batch, recipe.noise, draw)
         return heads_loss(reader, batch, output, recipe.head_decay, recipe.kl)
@@ -132,6 +133,24 @@ def train_kind(
     batches = (held.in_text(span) for span in spans if len(span))
     accuracy = measure_accuracy(heads, reader, batches, recipe.num_heads)
     return TrainedKind(heads, accuracy, tuple(run.history))
+
+
+def _begin(text: TrainingText, recipe: HeadsRecipe, target: TargetTensors) -> tuple[Heads, Tensor]:
+    """Heads before the first step, and their hot tokens with the most frequent one first."""
+    answers, start, vocab_size = text.answers, target.start, target.embedding.shape[0]
+    size = recipe.hot_vocab_size if start is None else vocab_size
+    order = hot_vocabulary(answers, text.trained, size, vocab_size)
+    if start is not None:
+        order = order[torch.isin(order, start.hot_ids)]
+    hot_ids = order.sort().values  # ascending, so that equal scores rank by token id
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)  # a block starts at random
+        heads = build_heads(_config_of(recipe, target), hot_ids)
+    start_as_identity(heads, answers.hidden[answers.starts])
+    if start is not None:
+        start_from(heads, start)
+    heads.attach_output(target.output_rows(hot_ids).to(torch.float32))
+    return heads, order
 
 
 def _config_of(recipe: HeadsRecipe, target: TargetTensors) -> HeadsConfig:
@@ -182,8 +201,7 @@ class _Run:
         recipe: HeadsRecipe,
         file: Path,
         epochs: Sequence[Sequence[Tensor]],
-        *,
-        text_digest: str,
+        digests: Mapping[str, str | None],
     ) -> None:
         self._heads, self._recipe, self._file = heads, recipe, file
         self._batches = [batch for epoch in epochs for batch in epoch]
@@ -191,7 +209,7 @@ class _Run:
             heads.parameters(), lr=recipe.learning_rate, weight_decay=0.0, betas=(0.9, 0.98)
         )
         self._num_steps = len(self._batches)
-        self._identity = {**asdict(recipe), "text": text_digest}
+        self._identity = {**asdict(recipe), **digests}
         self._done = self._positions_seen = 0
         self._loss_sum, self._loss_count = 0.0, 0  # since the last measurement
         self.history: list[Measurement] = []
