@@ -2,8 +2,10 @@
 
     python benchmarks/policies.py it.trace --bank mixed.json
     python benchmarks/policies.py it.trace --rows 1,2,4,8,16 --forward-ms 10.8,11.3,12.6,18.5,33.9
+    python benchmarks/policies.py it.trace --roofline 16,2700,800,1.5 --max-nodes 63
 
-Costs come from a calibrated bank or are given. For each task and for all texts: tokens/s, over
+Costs come from a calibrated bank, are given, or are projected: a forward then takes a fixed time and
+the longer of reading the weights once and computing two operations a 2-byte weight and row. For each task and for all texts: tokens/s, over
 those of the best single tree of the fitting half, and the share of the way from it to the
 clairvoyant bound. Below are ladders on signals that cost passes of the heads, charged for these,
 and as if they were free. With --each-task every task is fitted alone.
@@ -27,7 +29,6 @@ from entmtp.topology import Topology
 from paired import machine, print_json
 
 PAID = ("path_value@1", "path_value@2", "path_value@4", "expected_length")
-MAX_NODES = 32
 
 
 def parse() -> argparse.Namespace:
@@ -39,6 +40,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rest-ms", type=float, default=0.15)
     parser.add_argument("--draft-ms", type=float, default=0.5, help="a depth")
     parser.add_argument("--draft-row-ms", type=float, default=0.12, help="a further row")
+    parser.add_argument(
+        "--roofline", metavar="GB,GB/s,TFLOPS,MS", help="weights, memory, arithmetic, fixed time"
+    )
+    parser.add_argument("--max-nodes", type=int, default=32)
     parser.add_argument("--each-task", action="store_true")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
@@ -52,6 +57,9 @@ def cost_table(arguments: argparse.Namespace, depth: int) -> CostTable:
         return calibration.costs
     rows = tuple(int(n) for n in arguments.rows.split(","))
     forward = tuple(float(ms) for ms in arguments.forward_ms.split(","))
+    if arguments.roofline:
+        rows = (*range(1, arguments.max_nodes + 2),)
+        forward = tuple(roofline_ms(arguments.roofline, n) for n in rows)
     return CostTable(
         rows,
         (128,),
@@ -61,6 +69,14 @@ def cost_table(arguments: argparse.Namespace, depth: int) -> CostTable:
         (arguments.draft_ms,) * depth,
         (arguments.draft_row_ms,) * depth,
     )
+
+
+def roofline_ms(machine_numbers: str, num_rows: int) -> float:
+    """Milliseconds of a forward over so many rows, as the roofline has it."""
+    gigabytes, per_s, tera, fixed_ms = (float(n) for n in machine_numbers.split(","))
+    read_ms = 1e3 * gigabytes / per_s
+    compute_ms = gigabytes * num_rows / tera  # a weight of two bytes takes two operations a row
+    return fixed_ms + max(read_ms, compute_ms)
 
 
 def paid_texts(
@@ -111,7 +127,7 @@ def main() -> None:
     groups = whole.by_task() if arguments.each_task else {"all": whole}
     results = {}
     for group, trace in groups.items():
-        entries, _ = fit_entries(trace, costs, MAX_NODES)
+        entries, _ = fit_entries(trace, costs, arguments.max_nodes)
         fitting, check = trace.halves()
         policies = fit_policies(trace, entries, costs, mean_context(fitting))
         trees = list(dict.fromkeys(entries.values()))
