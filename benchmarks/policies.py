@@ -4,11 +4,12 @@
     python benchmarks/policies.py it.trace --rows 1,2,4,8,16 --forward-ms 10.8,11.3,12.6,18.5,33.9
     python benchmarks/policies.py it.trace --roofline 16,2700,800,1.5 --max-nodes 63
 
-Costs come from a calibrated bank, are given, or are projected: a forward then takes a fixed time and
-the longer of reading the weights once and computing two operations a 2-byte weight and row. For each task and for all texts: tokens/s, over
-those of the best single tree of the fitting half, and the share of the way from it to the
-clairvoyant bound. Below are ladders on signals that cost passes of the heads, charged for these,
-and as if they were free. With --each-task every task is fitted alone.
+Costs come from a calibrated bank, are given, or are projected: a forward then takes a fixed time
+and the longer of reading the weights once and computing two operations a 2-byte weight and row.
+For each task and for all texts: tokens/s, over those of the best single tree of the fitting half,
+and the share of the way from it to the clairvoyant bound. Below are ladders on signals that cost
+passes of the heads, charged for these, and as if they were free. With --each-task every task is
+fitted alone.
 """
 
 import argparse
