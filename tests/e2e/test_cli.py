@@ -658,6 +658,14 @@ BAD_USAGE = {
         "train --model {model} --out {missing} --answers {root} --max-new-tokens 9",
         "--max-new-tokens is about answers that are written",
     ),
+    "a hot vocabulary beside heads to begin with": (
+        f"{TRAIN} --start-from {{more}} --hot-vocab-size 9",
+        "--hot-vocab-size is that of the heads of --start-from",
+    ),
+    "heads to begin with, without training": (
+        f"{TRAIN} --start-from {{more}} --answers-only",
+        "--start-from is about training",
+    ),
     "a plot of answers": (f"{TRAIN} --answers-only --report {{missing}}", "--report is about"),
 }
 

@@ -10,7 +10,7 @@ import torch
 from costs import linear_costs
 from entmtp.bank import Bank
 from entmtp.calibrate import adapt
-from entmtp.calibrate.adapt import adapt_bank, bank_source, check_bank, refit_bank
+from entmtp.calibrate.adapt import adapt_bank, bank_source, check_bank, is_bank_of, refit_bank
 from entmtp.calibrate.build import CalibrateParams, CalibrationRun, Calibrator
 from entmtp.calibrate.collect import TraceSettings
 from entmtp.calibrate.compare import compare_banks
@@ -212,7 +212,9 @@ def test_fitting_again_with_the_same_costs_gives_the_same_entries(tmp_path: Path
 def test_a_bank_of_other_heads_or_another_model_is_refused(tmp_path: Path) -> None:
     """The error names both, and what differs."""
     bank = calibrated(tmp_path, FIXED).bank
+    assert is_bank_of(bank, engine_of())
     for other in (engine_of("medusa"), engine_of("hydra", seed=4)):
+        assert not is_bank_of(bank, other)
         with pytest.raises(BankError, match="calibrated for tiny with hydra"):
             adapt_bank(bank, other)
     model = tiny_target(seed=6, dtype=torch.float64, vocab_size=256, context_window=512)
@@ -226,6 +228,7 @@ def test_bare_banks_fit_everywhere() -> None:
     """They are given back as they are, and cannot be fitted."""
     engine = engine_of()
     assert adapt_bank(Bank.shipped(), engine) == Bank.shipped()
+    assert is_bank_of(Bank.shipped(), engine)
     assert check_bank(Bank.shipped(), engine).startswith("a bare list of trees")
     with pytest.raises(BankError, match="not calibrated"):
         refit_bank(Bank.shipped(), engine)

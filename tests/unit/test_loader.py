@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 import entmtp
 from entmtp.bank import Bank
+from entmtp.calibrate import adapt
 from entmtp.drafters.checkpoint import save_heads
 from entmtp.drafters.empty import EmptyDrafter
 from entmtp.drafters.heads import HeadsConfig, build_heads
@@ -23,6 +24,7 @@ from entmtp.errors import (
     InputError,
     TopologyError,
 )
+from entmtp.loading import loader
 from entmtp.loading.loader import load, set_threads
 from entmtp.scheduler import FixedScheduler, HysteresisScheduler
 from fakes import HopelessDrafter
@@ -168,6 +170,22 @@ def test_a_bank_file_replaces_the_shipped_trees(model: str, tmp_path: Path) -> N
         assert stats.num_drafted <= stats.num_steps
     engine = load(model, "lookup", tmp_path / "bank.json", topology="pair")
     assert set(engine.generate("ababab", TINY).stats.topology_steps) == {"pair"}
+
+
+def test_the_bank_that_ships_for_all_texts_is_the_default(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it was made for model and drafter; nothing reads it where no bank is used."""
+    (tmp_path / "mixed.json").write_text(Bank.of({}).to_json())
+    monkeypatch.setattr(loader, "shipped_banks", lambda: {"mixed": tmp_path / "mixed.json"})
+    with pytest.raises(BankError, match="no entry 'chain4'"):  # so it was read
+        load(model, "lookup")
+    monkeypatch.setattr(adapt, "is_bank_of", lambda *_: False)
+    load(model, "lookup")
+    monkeypatch.setattr(loader, "shipped_banks", lambda: pytest.fail("not needed"))
+    load(model, "lookup", policy="plain")
+    load(model, "lookup", topology="tree8")
+    load(model, "lookup", Bank.shipped())
 
 
 def test_a_bank_without_the_policy_s_levels_is_refused(model: str, tmp_path: Path) -> None:

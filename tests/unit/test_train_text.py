@@ -310,3 +310,7 @@ def test_a_run_goes_on_from_heads_of_another(answers: Path, tmp_path: Path) -> N
     assert weights_are_same(train_on(answers, tmp_path / "part", **start).file, whole.file)
     with pytest.raises(TrainingError, match="made with other settings"):
         train_on(answers, tmp_path / "part", recipe=recipe)
+    other = replace(RECIPE, kind="medusa")
+    with pytest.raises(TrainingError, match="hydra are no start for medusa"):
+        train_on(answers, tmp_path / "new", recipe=other, start_from=first.file)
+    assert not list((tmp_path / "new").glob("*.pt"))

@@ -111,8 +111,7 @@ def is_bank_of(bank: Bank, engine: Engine) -> bool:
     if bank.calibration is None:
         return True
     source = bank.calibration.source
-    here = bank_source(engine, source.model)
-    return all(getattr(source, name) == getattr(here, name) for name in _SAME_MODEL)
+    return not _foreign(source, bank_source(engine, source.model))
 
 
 def refit_bank(bank: Bank, engine: Engine, progress: Progress | None = None) -> Bank:
@@ -170,14 +169,18 @@ def _rated(bank: Bank, trace: Trace, costs: CostTable) -> Mapping[str, EntryScor
 
 def _check_model(there: BankSource, here: BankSource) -> None:
     """Refuse a bank of another model or of other heads."""
-    for name in _SAME_MODEL:
-        if getattr(there, name) != getattr(here, name):
-            raise BankError(
-                f"the bank was calibrated for {there.model} with {there.drafter} "
-                f"({there.model_digest}, {there.drafter_digest}), not for this model with "
-                f"{here.drafter} ({here.model_digest}, {here.drafter_digest}): its {name} differs; "
-                "calibrate again, or use the model and heads that it belongs to"
-            )
+    for name in _foreign(there, here):
+        raise BankError(
+            f"the bank was calibrated for {there.model} with {there.drafter} "
+            f"({there.model_digest}, {there.drafter_digest}), not for this model with "
+            f"{here.drafter} ({here.model_digest}, {here.drafter_digest}): its {name} differs; "
+            "calibrate again, or use the model and heads that it belongs to"
+        )
+
+
+def _foreign(there: BankSource, here: BankSource) -> list[str]:
+    """What of model and drafter differs."""
+    return [name for name in _SAME_MODEL if getattr(there, name) != getattr(here, name)]
 
 
 def _machine(source: BankSource) -> dict[str, object]:

@@ -81,8 +81,8 @@ _TREE_OPTIONS = (
         "--bank",
         default=None,
         metavar="NAME|FILE",
-        help="One that ships (code, math, chat, creative, mixed) or that 'entmtp calibrate' wrote. "
-        "If not given: mixed, or three shipped trees where it belongs to other heads.",
+        help="A bank that 'entmtp calibrate' wrote, or the name of one that ships. If not given: "
+        "the shipped 'mixed', where there is one for model and drafter, else three shipped trees.",
     ),
     click.option(
         "--topology",

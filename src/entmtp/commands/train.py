@@ -215,6 +215,10 @@ def _check_usage(workloads: tuple[str, ...], source: Path | None, options: dict[
         raise click.UsageError(
             f"{given[0]} is about answers that are written; with --answers they are read."
         )
+    if options["start_from"] is not None and options["hot_vocab_size"] is not None:
+        raise click.UsageError(
+            "--hot-vocab-size is that of the heads of --start-from; leave it out."
+        )
     for name in ("train_tokens", "start_from", "report"):
         if options["answers_only"] and options[name] is not None:
             raise click.UsageError(f"{flags[name]} is about training; leave out --answers-only.")

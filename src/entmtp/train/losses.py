@@ -119,11 +119,10 @@ def heads_loss(
 
 def with_noise(batch: Batch, size: float, draw: torch.Generator) -> Batch:
     """A batch whose states have Gaussian noise of ``size`` times their root mean square."""
-    text, hidden = batch.text, _shaken(batch.hidden, size, draw)
-    if text is not None:
-        text = replace(text, hidden=_shaken(text.hidden, size, draw))
-        hidden = text.hidden[text.index]
-    return replace(batch, hidden=hidden, text=text)
+    if batch.text is None:
+        return replace(batch, hidden=_shaken(batch.hidden, size, draw))
+    text = replace(batch.text, hidden=_shaken(batch.text.hidden, size, draw))
+    return replace(batch, hidden=text.hidden[text.index], text=text)
 
 
 def _shaken(states: Tensor, size: float, draw: torch.Generator) -> Tensor:

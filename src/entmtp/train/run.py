@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from entmtp.train.files import open_folder
 from entmtp.train.jobs import AnswerJob, first_jobs, second_jobs
 from entmtp.train.progress import Progress
 from entmtp.train.settings import TEXT_FILE, check_states, claim_answers, read_settings
+from entmtp.train.start import check_start
 from entmtp.train.text import TrainingText, open_text
 from entmtp.train.trainer import TargetTensors, train_kind
 
@@ -123,12 +124,15 @@ def train_heads(
         check_states(source, target)
         digest = model_digest(target)
         text = open_text(source / "answers", folder / TEXT_FILE, settings["seed"], config, digest)
+        start = _start_of(target, config)
         tensors = TargetTensors(
             target.embedding().cpu().float(),
             lambda ids: _rows(target, ids),
             _block_of(target),
-            _start_of(target, config),
+            start,
         )
+        if start is not None:
+            config = replace(config, recipes=_recipes_from(start, config.recipes))
         trained = [
             _train_one(text, recipe, tensors, folder, config, progress) for recipe in config.recipes
         ]
@@ -162,6 +166,13 @@ def _start_of(target: Target, config: TrainConfig) -> Heads | None:
         vocab_size=vocab_size,
         target=config.model_name,
     )
+
+
+def _recipes_from(start: Heads, recipes: Sequence[HeadsRecipe]) -> tuple[HeadsRecipe, ...]:
+    """Recipes with the hot vocabulary of the heads that they begin with; all kinds must fit."""
+    for recipe in recipes:
+        check_start(start, recipe.kind)
+    return tuple(replace(recipe, hot_vocab_size=len(start.hot_ids)) for recipe in recipes)
 
 
 def _rows(target: Target, ids: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from entmtp.decoder.parameters import BlockParameters
 from entmtp.drafters.heads import Heads, HydraHeads, RecurrentModule
 from entmtp.errors import TrainingError
 
-__all__ = ["start_as_identity", "start_from"]
+__all__ = ["check_start", "start_as_identity", "start_from"]
 
 
 @torch.no_grad()
@@ -35,6 +35,20 @@ def start_as_identity(heads: Heads, states: Tensor) -> None:
         heads.prefix.norm.fill_(size)
 
 
+def check_start(trained: Heads, kind: str) -> None:
+    """Refuse to begin heads of one kind with those of another.
+
+    Raises:
+        TrainingError: says which go together.
+    """
+    begun = trained.config.kind
+    if begun != kind and (begun, kind) != ("hydra", "hydra++"):
+        raise TrainingError(
+            f"heads of kind {begun} are no start for {kind}; give heads of the same kind, or hydra "
+            "for hydra++"
+        )
+
+
 @torch.no_grad()
 def start_from(heads: Heads, trained: Heads) -> None:
     """Take over the weights of heads that were trained before.
@@ -48,12 +62,7 @@ def start_from(heads: Heads, trained: Heads) -> None:
     Raises:
         TrainingError: other heads than that.
     """
-    kinds = trained.config.kind, heads.config.kind
-    if kinds[0] != kinds[1] and kinds != ("hydra", "hydra++"):
-        raise TrainingError(
-            f"heads of kind {kinds[0]} are no start for {kinds[1]}; give heads of the same kind, "
-            "or hydra for hydra++"
-        )
+    check_start(trained, heads.config.kind)
     given, own = trained.state_dict(), heads.state_dict()
     scales = trained.config.embed_scale, heads.config.embed_scale
     if scales[0] != scales[1]:

@@ -24,7 +24,6 @@ from entmtp.train.accuracy import (
 )
 from entmtp.train.batches import (
     IGNORED,
-    Batch,
     ExampleMaker,
     hot_vocabulary,
     iter_batches,
@@ -39,6 +38,9 @@ from entmtp.train.start import start_as_identity, start_from
 from entmtp.train.text import TrainingText
 
 __all__ = ["TargetTensors", "TrainedKind", "train_kind"]
+
+_LossOf = Callable[[Tensor, torch.Generator], Tensor]
+"""Positions of a step, and what it draws from, to its loss."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,6 @@ def train_kind(
         held.in_text(answers.positions([s])) for s in measured_sequences(answers, text.held_out)
     ]
 
-    batch_of = maker.in_text if reads_text(heads) else maker.at
-
     def measure() -> Accuracy:
         return measure_accuracy(heads, reader, some, recipe.num_heads)
 
@@ -121,14 +121,17 @@ def train_kind(
         "start": None if target.start is None else heads_digest(target.start),
     }
     run = _Run(heads, recipe, file, epochs, digests)
+    make_batch = maker.in_text if reads_text(heads) else maker.at
+    frequent = hot_index[order]
 
-    def loss_of(batch: Batch, draw: torch.Generator) -> Tensor:
-        output = OutputSample(heads.shared_output, hot_index[order], recipe.sampled_tokens, draw)
+    def loss_of(positions: Tensor, draw: torch.Generator) -> Tensor:
+        output = OutputSample(heads.shared_output, frequent, recipe.sampled_tokens, draw)
+        batch = make_batch(positions)
         if recipe.noise:
             batch = with_noise(batch, recipe.noise, draw)
         return heads_loss(reader, batch, output, recipe.head_decay, recipe.kl)
 
-    run.fit(batch_of, loss_of, measure, progress, checkpoint_s)
+    run.fit(loss_of, measure, progress, checkpoint_s)
     spans = (answers.positions([s]) for s in text.held_out)
     batches = (held.in_text(span) for span in spans if len(span))
     accuracy = measure_accuracy(heads, reader, batches, recipe.num_heads)
@@ -217,8 +220,7 @@ class _Run:
 
     def fit(
         self,
-        batch_of: Callable[[Tensor], Batch],
-        loss_of: Callable[[Batch, torch.Generator], Tensor],
+        loss_of: _LossOf,
         measure: Callable[[], Accuracy],
         progress: Progress,
         checkpoint_s: float,
@@ -230,7 +232,7 @@ class _Run:
             self._measure(measure)
         progress(self._event())
         for positions in self._batches[begun:]:
-            self._step(batch_of(positions), loss_of)
+            self._step(positions, loss_of)
             if self._done in due:
                 self._measure(measure)
             if time.monotonic() - saved >= checkpoint_s:
@@ -240,16 +242,16 @@ class _Run:
         if self._done > begun:
             self._save()
 
-    def _step(self, batch: Batch, loss_of: Callable[[Batch, torch.Generator], Tensor]) -> None:
+    def _step(self, positions: Tensor, loss_of: _LossOf) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = self._learning_rate()
-        loss = loss_of(batch, step_generator(self._recipe.seed, self._done))
+        loss = loss_of(positions, step_generator(self._recipe.seed, self._done))
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._heads.parameters(), 1.0)
         self._optimizer.step()
         self._done += 1
-        self._positions_seen += len(batch.targets)
+        self._positions_seen += len(positions)
         self._loss_sum += float(loss.detach())
         self._loss_count += 1
 
