@@ -77,6 +77,7 @@ class SpyTarget:
         self.has_own_threads = target.has_own_threads
         self.backend, self.embedding = target.backend, target.embedding
         self.precision = target.precision
+        self.weights_digest = target.weights_digest
         self.output_rows, self.project_output = target.output_rows, target.project_output
         self.caches: list[KVCache] = []
 

@@ -7,6 +7,7 @@ from which it can be fitted again.
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -49,8 +50,8 @@ class EntryScore:
         predicted_on_check: predicted for exactly those texts.
         time_ratio: predicted over measured time there, median over texts.
         source: why it is in the bank: ``best`` (most tokens/s), ``pareto`` (throughput frontier),
-            ``signal`` (best in some interval of the signal), ``chain``, ``plain``, ``frontier``
-            (acceptance frontier).
+            ``signal`` (best in some interval of the signal), ``task`` (best of a task), ``chain``,
+            ``plain``, ``frontier`` (acceptance frontier).
     """
 
     accept_joint: float | None = None
@@ -186,7 +187,8 @@ class Bank:
                 or a bad tree.
         """
         try:
-            document = json.loads(file.read_text(encoding="utf-8"))
+            text = file.read_text(encoding="utf-8")
+            document = json.loads(text, parse_constant=_refuse_constant)
         except (OSError, ValueError, RecursionError) as error:
             raise BankError(f"{file}: cannot be read as a bank ({error})") from error
         try:
@@ -286,12 +288,13 @@ def _from_document(document: object) -> Bank:
             f"{', '.join(sorted(map(str, document)))}"
         )
     calibration = None
+    has_sum = "sha256" in document or document.get("calibration") is not None
+    if has_sum and document.get("sha256") != _checksum(document):
+        raise BankError(
+            "its checksum is wrong: the file was edited or damaged; calibrate again, or keep only "
+            "schema and entries"
+        )
     if document.get("calibration") is not None:
-        if document.get("sha256") != _checksum(document):
-            raise BankError(
-                "its checksum is wrong: the file was edited or damaged; calibrate again, or keep "
-                "only schema and entries"
-            )
         calibration = Calibration.from_dict(document["calibration"])
     trees, scores = _read_entries(document["entries"])
     return Bank.of(trees, scores, calibration)
@@ -320,13 +323,27 @@ def _read_entries(
         for key in ("name", "paths", "num_nodes"):
             known.pop(key, None)
         if known:
-            known["source"] = tuple(known.get("source", ()))
-            scores[name] = EntryScore(**known)
+            scores[name] = _read_score(name, known)
     return trees, scores
+
+
+def _read_score(name: str, known: Mapping[str, Any]) -> EntryScore:
+    source = known.get("source", ())
+    if not isinstance(source, list | tuple) or not all(isinstance(one, str) for one in source):
+        raise BankError(f"entry {name!r}: source is {source!r:.80}; it must be a list of names")
+    for key, value in known.items():
+        is_number = type(value) in (int, float) and math.isfinite(value)
+        if key != "source" and value is not None and not is_number:
+            raise BankError(f"entry {name!r}: {key} is {value!r:.80}; it must be a finite number")
+    return EntryScore(**{**known, "source": tuple(source)})
 
 
 def _score_fields(score: EntryScore | None) -> dict[str, Any]:
     return {} if score is None else asdict(score)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _checksum(document: Mapping[str, Any]) -> str:

@@ -1,31 +1,44 @@
 """Calibration of a tiny model: a bank that is found again, fitted again, or refused."""
 
+import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from costs import linear_costs
 from entmtp.bank import Bank
-from entmtp.calibrate import adapt
+from entmtp.calibrate import adapt, build, measure
 from entmtp.calibrate.adapt import adapt_bank, bank_source, check_bank, is_bank_of, refit_bank
-from entmtp.calibrate.build import CalibrateParams, CalibrationRun, Calibrator
+from entmtp.calibrate.build import (
+    CalibrateParams,
+    CalibrationRun,
+    Calibrator,
+    spread_over_tasks,
+)
 from entmtp.calibrate.collect import TraceSettings
 from entmtp.calibrate.compare import compare_banks
 from entmtp.calibrate.fit import fit_entries
+from entmtp.calibrate.measure import measure_entries
 from entmtp.calibrate.recalibrate import recalibrate_by_decoding, recalibrate_by_replay
+from entmtp.calibrate.replay import Counts
 from entmtp.calibrate.session import encode_records, trace_prompts
 from entmtp.calibrate.timing import TimingParams, filler_tokens, time_steps
+from entmtp.costs import CostTable
 from entmtp.engine import Engine
-from entmtp.errors import BankError, InputError
+from entmtp.errors import BankError, InputError, TraceError
 from entmtp.params import SamplingParams, TypicalParams
 from entmtp.scheduler import FixedScheduler
+from entmtp.target.base import Segment, Target
 from entmtp.topology import Topology
 from entmtp.workload import PromptRecord
-from exactness import make_drafter
+from exactness import SpyTarget, make_drafter
 from fakes import ByteTokenizer, tiny_target
+from native_cases import make_native, make_reference, needs_library
 
 TARGET = tiny_target(seed=5, dtype=torch.float64, vocab_size=256, context_window=512)
 RECORDS = [PromptRecord(f"p{i}", "ab"[i % 2], (f"prompt {i} of {i * i}",)) for i in range(8)]
@@ -90,14 +103,38 @@ class _StopError(Exception):
     """Stands for a power cut."""
 
 
-@pytest.mark.parametrize("stage", ["trace", "grow", "time", "measure"])
-def test_a_run_that_was_cut_off_goes_on(stage: str, tmp_path: Path) -> None:
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Clocks that always show the same, and how often steps and texts were timed."""
+    counts = {"timed": 0, "decoded": 0}
+    decode = measure._decode
+
+    def timed(*args: Any) -> CostTable:
+        args[-1](1, 2)  # progress
+        counts["timed"] += 1
+        return linear_costs()
+
+    def decoded(*args: Any) -> tuple[Sequence[int], float]:
+        counts["decoded"] += args[-1] > 8  # warm-up apart
+        ids, _ = decode(*args)
+        return ids, 10.0 * len(ids) + args[4].num_nodes
+
+    monkeypatch.setattr(build, "time_steps", timed)
+    monkeypatch.setattr(measure, "_decode", decoded)
+    return counts
+
+
+@pytest.mark.parametrize("stage", ["trace", "grow", "time", "measure", "fit"])
+def test_a_run_that_was_cut_off_goes_on(
+    stage: str, tmp_path: Path, counted: dict[str, int]
+) -> None:
     """What was finished is not done again, and the bank is the one of a run in one go."""
     params = CalibrateParams(
-        max_nodes=4, timing=QUICK, measured_prompts=2, measured_tokens=8, num_measured=2
+        max_nodes=4, timing=QUICK, measured_prompts=4, measured_tokens=9, num_measured=2
     )
     whole = calibrated(tmp_path, params).bank
-    kept = {file.name: file.read_bytes() for file in (tmp_path / "work").iterdir()}
+    alone = dict(counted)
+    assert alone == {"timed": 1, "decoded": 8}
     cut = tmp_path / "cut"
     cut.mkdir()
 
@@ -107,12 +144,43 @@ def test_a_run_that_was_cut_off_goes_on(stage: str, tmp_path: Path) -> None:
 
     with pytest.raises(_StopError):
         calibrated(cut, params, stop)
-    for name, content in kept.items():  # times are never twice the same
-        if name.startswith("costs") or stage == "measure":
-            (cut / "work" / name).write_bytes(content)
-    again = calibrated(cut, params).bank
-    assert again.entries == whole.entries
-    assert again.calibration == whole.calibration
+    assert calibrated(cut, params).bank == whole
+    done_twice = {name: counted[name] - 2 * alone[name] for name in alone}
+    assert done_twice == {"timed": 0, "decoded": 0}
+
+
+def test_measured_texts_are_of_all_tasks(tmp_path: Path) -> None:
+    """Also where tasks do not lie side by side; as many as asked, where there are so many."""
+    records = [PromptRecord(f"p{i}", "aaab"[i // 4], (f"prompt {i}",)) for i in range(16)]
+    engine = engine_of()
+    trace = trace_prompts(
+        engine, "tiny", records, TraceSettings(SAMPLING), lambda *_: None, folder=tmp_path
+    )
+    check = trace.half_texts()[1]
+    tasks = [trace.tasks[text] for text in spread_over_tasks(trace, check, 4)]
+    assert sorted(tasks) == ["a", "a", "b", "b"]
+    assert sorted(spread_over_tasks(trace, check, 99)) == sorted(check)
+    assert len(spread_over_tasks(trace, check, 7)) == 7
+
+
+def test_a_text_that_is_not_the_one_traced_is_refused(tmp_path: Path) -> None:
+    """Its times would say nothing of the traced text."""
+    engine = engine_of()
+    trace = trace_prompts(
+        engine, "tiny", RECORDS, TraceSettings(SAMPLING), lambda *_: None, folder=tmp_path
+    )
+    tokens = trace.tokens.copy()
+    tokens[int(trace.offsets[1]) + 2] += 1
+    with pytest.raises(TraceError, match="prompt 'p1' gave another text"):
+        measure_entries(
+            engine,
+            replace(trace, tokens=tokens),
+            dict(enumerate(encode_records(engine, RECORDS))),
+            {"it": TREES[0]},
+            linear_costs(),
+            max_new_tokens=8,
+            work=tmp_path / "work.json",
+        )
 
 
 def test_prompts_of_one_name_in_two_tasks_are_measured_each(tmp_path: Path) -> None:
@@ -131,12 +199,29 @@ def test_recalibration_by_replay_is_recalibration_by_decoding(tmp_path: Path) ->
     trace = trace_prompts(
         engine, "tiny", RECORDS, TraceSettings(SAMPLING), lambda *_: None, folder=tmp_path
     )
-    prompts = encode_records(engine, RECORDS)
+    prompts = dict(enumerate(encode_records(engine, RECORDS)))
     decoded = recalibrate_by_decoding(engine, prompts, TREES, SAMPLING)
     assert recalibrate_by_replay(trace, TREES) == decoded
+    half = trace.halves()[1]
+    numbers = trace.half_texts()[1]
+    decoded = recalibrate_by_decoding(engine, {n: prompts[n] for n in numbers}, TREES, SAMPLING)
+    assert recalibrate_by_replay(half, TREES) == decoded
+
+
+def test_recalibration_goes_on_behind_the_last_tree(tmp_path: Path) -> None:
+    """Found trees are not decoded again."""
+    engine, work = engine_of(), tmp_path / "work.json"
+    prompts = dict(enumerate(encode_records(engine, RECORDS)))
     sampling = replace(SAMPLING, temperature=0.7)
-    lossy = recalibrate_by_decoding(engine, prompts, TREES, sampling, TypicalParams())
-    assert all(count.num_steps > 0 for count in lossy)
+    typical = TypicalParams()
+    whole = recalibrate_by_decoding(engine, prompts, TREES, sampling, typical, work=work)
+    assert json.loads(work.read_text()) == [[c.num_tokens, c.num_steps] for c in whole]
+    work.write_text("[[70, 7]]")
+    again = recalibrate_by_decoding(engine, prompts, TREES, sampling, typical, work=work)
+    assert again == [Counts(70, 7), *whole[1:]]
+    work.write_text("[[70")
+    with pytest.raises(TraceError, match="damaged"):
+        recalibrate_by_decoding(engine, prompts, TREES, sampling, typical, work=work)
 
 
 def test_typical_acceptance_scores_the_frontier(tmp_path: Path) -> None:
@@ -144,6 +229,18 @@ def test_typical_acceptance_scores_the_frontier(tmp_path: Path) -> None:
     run = calibrated(tmp_path, replace(FIXED, typical=TypicalParams()))
     assert run.bank.calibration is not None
     assert run.bank.calibration.settings["verification"] == "typical"
+    engine = engine_of()
+    prompts = encode_records(engine, RECORDS)
+    fitting = {text: prompts[text] for text in run.trace.half_texts()[0]}
+    tree = run.bank.entries[run.bank.best]
+    (count,) = recalibrate_by_decoding(engine, fitting, [tree], SAMPLING, TypicalParams())
+    score = run.bank.scores[run.bank.best]
+    assert score.accept_own == count.mean_acceptance_length
+    adapted = adapt_bank(run.bank, engine)
+    now = adapted.scores[run.bank.best]
+    assert now.accept_own == score.accept_own
+    assert now.step_ms is not None
+    assert now.tokens_per_s == pytest.approx(1000 * count.mean_acceptance_length / now.step_ms)
 
 
 @pytest.mark.parametrize("kind", ["medusa", "hydra", "mtp", "lookup"])
@@ -155,8 +252,25 @@ def test_costs_are_measured_at_every_point(kind: str) -> None:
     assert costs.contexts == (32, 64)
     assert costs.batches == (1, 2)
     assert costs.num_rounds == 2
-    assert all(costs.step_ms(tree, 40) > costs.forward(1, 40) / 10 for tree in TREES)
     assert not engine.has_work
+
+
+@pytest.mark.parametrize("kind", ["hydra", "lookup"])
+def test_the_rows_that_are_timed_are_those_of_the_table(kind: str) -> None:
+    """Also where the drafter finds nothing: lookup drafts nothing in filler text."""
+    engine, rows = engine_of(kind), Counter[int]()
+    forward = engine.target.forward
+
+    class Watching(SpyTarget):
+        def forward(self, segments: Sequence[Segment], *, needs_logits: bool = True) -> Any:
+            if all(segment.mask is not None for segment in segments):
+                rows[sum(segment.tokens.numel() for segment in segments)] += 1
+            return forward(segments, needs_logits=needs_logits)
+
+    engine.target = Watching(engine.target)
+    params = TimingParams(contexts=(32,), batches=(1,), min_rounds=3, max_rounds=3)
+    time_steps(engine, TREES, filler_tokens(engine), params)
+    assert {size: rows[size] for size in (2, 3, 4)} == {2: 4, 3: 8, 4: 4}  # one round warms up
 
 
 def test_costs_need_trees_and_a_window() -> None:
@@ -180,7 +294,14 @@ def test_a_bank_is_rescaled_on_its_own_machine(tmp_path: Path) -> None:
     assert adapted.entries == bank.entries
     assert adapted.calibration is not None
     assert bank.calibration is not None
-    assert adapted.calibration.costs != bank.calibration.costs
+    found = adapted.calibration.settings["probe"]
+    assert len(found["rows"]) == len(found["factors"]) > 1
+    for size, factor in zip(found["rows"], found["factors"], strict=True):
+        before, now = bank.calibration.costs, adapted.calibration.costs
+        assert now.forward(size, 100) == pytest.approx(before.forward(size, 100) * factor)
+    again = adapt_bank(bank, engine).calibration
+    assert again is not None
+    assert again.costs == adapted.calibration.costs  # one probe a process
     assert check_bank(bank, engine).startswith("fits: made for")
 
 
@@ -200,6 +321,35 @@ def test_a_bank_of_another_machine_is_fitted_again(
     assert len(files) == 1
     monkeypatch.setattr(adapt, "refit_bank", lambda *_: pytest.fail("fitted twice"))
     assert adapt_bank(bank, engine, cache).entries == adapted.entries
+    monkeypatch.undo()
+    monkeypatch.setattr(adapt, "_QUICK", QUICK)
+    monkeypatch.setattr(adapt, "cpu_name", lambda: "another processor")
+    files[0].write_text("{")  # damaged: made again
+    assert adapt_bank(bank, engine, cache).entries.keys() >= {"none"}
+    Bank.read(files[0])
+
+
+@needs_library
+def test_the_digest_of_weights_does_not_depend_on_arithmetic() -> None:
+    """Nor on the backend; other weights have another."""
+    kinds = (torch.float32, torch.bfloat16, torch.float16)
+    targets: list[Target] = [make_native("biased"), *(make_reference("biased", k) for k in kinds)]
+    assert len({target.weights_digest for target in targets}) == 1
+    assert len({(target.backend, target.precision) for target in targets}) == 4
+    assert make_reference("biased", seed=2).weights_digest != targets[0].weights_digest
+
+
+def test_a_bank_of_another_precision_is_fitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is of the same weights, so it is not refused."""
+    bank = calibrated(tmp_path, FIXED).bank
+    single = tiny_target(seed=5, dtype=torch.float32, vocab_size=256, context_window=512)
+    drafter = make_drafter("hydra", TARGET, (), 3)
+    other = Engine(single, drafter, FixedScheduler.plain(), ByteTokenizer())
+    assert "precision float64, here float32" in check_bank(bank, other)
+    monkeypatch.setattr(adapt, "refit_bank", lambda *_: Bank.shipped())
+    assert adapt_bank(bank, other) == Bank.shipped()
 
 
 def test_fitting_again_with_the_same_costs_gives_the_same_entries(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -129,6 +130,9 @@ def check(
         found = [(step.topology, step.num_accepted) for step in result.stats.steps]
         assert found[:-1] == [(step.name, step.accepted) for step in steps][:-1]
         assert found[-1][0] == steps[-1].name
+        if engine.drafter.name != "lookup":  # which leaves out what it does not find
+            trees = [(step.num_nodes, step.depth) for step in result.stats.steps]
+            assert trees == [(step.tree.num_nodes, step.tree.max_depth) for step in steps]
     return {name for names in replayed.plans for name in names}
 
 
@@ -143,6 +147,28 @@ def test_replay_is_decoding_and_decoding_is_plain(
         assert not hasattr(engine.drafter, "grow")
         return
     check(case, make_scheduler(policy, engine.drafter, bank))
+
+
+@pytest.mark.parametrize("policy", ["fixed", "throughput", "dynamic", "chain-threshold"])
+def test_trees_are_cut_at_the_context_window_as_replay_foretells(
+    policy: str, tmp_path: Path
+) -> None:
+    """Texts end there before they reach their limit of tokens."""
+    target = tiny_target(seed=5, dtype=torch.float64, vocab_size=VOCAB, context_window=48)
+    drafter = make_drafter("hydra", target, (), 4)
+    engine = Engine(target, drafter, FixedScheduler.plain(), FewBytes(VOCAB, ()))
+    settings = TraceSettings(SAMPLING, envelope=usual_envelope(drafter))
+    trace = trace_prompts(engine, "tiny", RECORDS, settings, lambda *_: None, folder=tmp_path)
+    assert max(int(size) for size in np.diff(trace.offsets)) < SAMPLING.max_new_tokens
+    short = shorten(trace)
+    entries = {**fit_entries(short, COSTS, 8)[0], **TREES}
+    context = mean_context(short.halves()[0])
+    policies = fit_policies(short, entries, COSTS, context)
+    calibration = Calibration(
+        bank_source(engine, "tiny"), COSTS, context, pack_trace(short), {}, {}, policies
+    )
+    bank = Bank.of(entries, {}, calibration)
+    check((engine, SAMPLING, trace, bank), make_scheduler(policy, drafter, bank))
 
 
 @pytest.mark.parametrize("signal", FEEDBACK)

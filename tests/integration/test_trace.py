@@ -1,5 +1,6 @@
 """A trace replays what decoding does: the same steps, whatever the drafter, tree or policy."""
 
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from entmtp.calibrate.collect import TracePrompt, TraceSettings, collect_trace
 from entmtp.calibrate.grow import GrowParams, grow_all
 from entmtp.calibrate.policies import replay_policy
 from entmtp.calibrate.replay import Counts, text_counts
-from entmtp.calibrate.session import trace_facts, trace_prompts, usual_envelope
+from entmtp.calibrate.session import forget_traces, trace_facts, trace_prompts, usual_envelope
 from entmtp.calibrate.trace import MISS, Trace, TraceFacts, load_trace, save_trace
 from entmtp.drafters.base import Coupling, Drafter, DraftRequest, GrowRequest
 from entmtp.drafters.empty import EmptyDrafter
@@ -355,3 +356,31 @@ def test_records_are_encoded_once_each(tmp_path: Path) -> None:
     assert trace_of("abcd", "abce").num_texts == 2
     with pytest.raises(InputError, match="the context window holds 512"):
         trace_of("x" * 600)
+
+
+def test_traces_that_were_not_used_for_longest_are_forgotten(tmp_path: Path) -> None:
+    """Never the one in use, nor files that are no traces."""
+    for number in range(5):
+        file = tmp_path / f"{number}.trace"
+        file.write_bytes(bytes(100))
+        os.utime(file, (number, number))
+    (tmp_path / "other.json").write_bytes(bytes(1000))
+    forget_traces(tmp_path, tmp_path / "0.trace", max_bytes=320)
+    left = {file.name for file in tmp_path.iterdir()}
+    assert left == {"0.trace", "3.trace", "4.trace", "other.json"}
+    forget_traces(tmp_path, tmp_path / "0.trace", max_bytes=0)
+    assert {file.name for file in tmp_path.iterdir()} == {"0.trace", "other.json"}
+
+
+@pytest.mark.parametrize(
+    "change", [{"top_k": 3}, {"top_p": 0.5}, {"stop": ("x",)}, {"ignore_eos": True}]
+)
+def test_facts_tell_apart_all_that_decides_about_the_text(change: dict[str, object]) -> None:
+    """A trace of other sampling must not be found again."""
+    engine = engine_of(EmptyDrafter())
+    facts = [
+        trace_facts(engine, "tiny", prompts(2), TraceSettings(sampling))
+        for sampling in (SAMPLING, replace(SAMPLING, **change))  # type: ignore[arg-type]
+    ]
+    assert facts[0] != facts[1]
+    assert facts[0] == replace(facts[1], settings=facts[0].settings)

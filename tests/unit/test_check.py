@@ -48,6 +48,7 @@ class NoisyTarget:
         self.has_own_threads = target.has_own_threads
         self.backend, self.new_cache = target.backend, target.new_cache
         self.precision = target.precision
+        self.weights_digest = target.weights_digest
         self.embedding, self.output_rows = target.embedding, target.output_rows
 
     def forward(self, segments: Sequence[Segment], *, needs_logits: bool = True) -> TargetOutput:

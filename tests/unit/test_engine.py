@@ -234,6 +234,7 @@ class PoisonedTarget:
         self.has_own_threads = target.has_own_threads
         self.backend, self.embedding = target.backend, target.embedding
         self.precision = target.precision
+        self.weights_digest = target.weights_digest
         self.output_rows = target.output_rows
 
     def new_cache(self, capacity: int) -> KVCache:

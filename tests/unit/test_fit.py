@@ -15,15 +15,18 @@ from entmtp.calibrate.pareto import (
     NUM_BINS,
     acceptance_frontier,
     predicted_ms,
+    predicted_rate,
     select_entries,
     throughput_frontier,
 )
+from entmtp.calibrate.policies import replay_policy
 from entmtp.calibrate.replay import accepted_lengths, rollout_cost
 from entmtp.calibrate.summary import pack_trace, shorten, unpack_trace
-from entmtp.calibrate.trace import Trace
+from entmtp.calibrate.trace import MISS, Trace
 from entmtp.errors import BankError
+from entmtp.scheduler import FixedScheduler
 from entmtp.topology import Topology
-from traces import random_trace, with_growth
+from traces import cut_texts, random_trace, with_growth
 
 COSTS = linear_costs()
 
@@ -33,13 +36,32 @@ def fitted(trace: Trace) -> dict[str, Topology]:
     return fit_entries(trace, COSTS, 12)[0]
 
 
-def test_the_prediction_is_steps_times_their_cost() -> None:
-    """Where costs do not depend on the context it is what replay counts."""
-    trace = random_trace(1)
-    flat = replace(COSTS, forward_ms=tuple((line[0], line[0]) for line in COSTS.forward_ms))
+@pytest.mark.parametrize("window", [0, 60])
+def test_the_prediction_is_that_of_replay(window: int) -> None:
+    """Step by step, trees cut at the limit of tokens and at the context window."""
+    trace = random_trace(1, num_texts=80)
+    if window:
+        sizes = np.clip(window - trace.prompt_lengths, 1, np.diff(trace.offsets))
+        trace = cut_texts(trace, sizes)
+        trace = replace(trace, facts=replace(trace.facts, context_window=window))
+    flat = replace(COSTS, contexts=(100,), forward_ms=tuple(t[:1] for t in COSTS.forward_ms))
     tree = Topology.from_paths([[0], [1], [0, 0]])
-    expected = rollout_cost(trace, tree, lambda t: flat.step_ms(t, 0))
-    assert predicted_ms(trace, tree, flat) == pytest.approx(expected)
+    replayed = replay_policy(trace, FixedScheduler("it", tree), lambda t: flat.step_ms(t, 0))
+    assert predicted_ms(trace, tree, flat) == pytest.approx(replayed.cost_ms)
+    whole = rollout_cost(trace, tree, lambda t: flat.step_ms(t, 0))
+    assert replayed.cost_ms < whole
+
+
+def test_the_best_tree_of_every_task_is_an_entry() -> None:
+    """As it would be in a bank of that task alone."""
+    trace = random_trace(3, num_texts=20)
+    candidates = find_candidates(trace, grow_all(trace, GrowParams(max_nodes=10)), COSTS)
+    entries, scores = select_entries(trace, candidates, COSTS)
+    winners = {entries[name] for name, one in scores.items() if "task" in one.source}
+    trees = [c.topology for c in candidates if c.topology.num_nodes]
+    for part in trace.by_task().values():
+        rates = {tree: predicted_rate(part, tree, COSTS) for tree in trees}
+        assert max(rates, key=lambda tree: rates[tree]) in winners
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -69,7 +91,7 @@ def test_entries_hold_the_best_of_every_bin() -> None:
     """Also trees that the throughput frontier drops."""
     trace = random_trace(3, num_texts=20)
     candidates = find_candidates(trace, grow_all(trace, GrowParams(max_nodes=10)), COSTS)
-    entries, scores = select_entries(trace, candidates)
+    entries, scores = select_entries(trace, candidates, COSTS)
     assert entries["none"] == Topology(())
     assert scores["none"].source == ("plain",)
     winners = {n for n, one in scores.items() if "signal" in one.source}
@@ -98,12 +120,18 @@ def test_cheaper_rows_give_larger_trees() -> None:
 
 
 def test_fitting_depends_on_one_half_only() -> None:
-    """Other texts in the check half change nothing."""
+    """Other ranks in the check half change nothing; in the fitting half they do."""
     trace = random_trace(5, num_texts=12)
+
+    def spoiled(texts: list[int]) -> Trace:
+        ranks = trace.ranks.copy()
+        for text in texts:
+            ranks[trace.offsets[text] : trace.offsets[text + 1]] = MISS
+        return replace(trace, ranks=ranks)
+
     keep, check = trace.half_texts()
-    order = sorted(keep + check[:2])
-    assert fitted(trace.select(keep + check)) == fitted(trace.select(keep + check[::-1]))
-    assert set(order) <= set(range(trace.num_texts))
+    assert fitted(spoiled(check)) == fitted(trace)
+    assert fitted(spoiled(keep)) != fitted(trace)
 
 
 def test_the_short_form_keeps_what_fitting_reads() -> None:

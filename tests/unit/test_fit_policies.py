@@ -14,7 +14,7 @@ from costs import linear_costs
 from entmtp.bank import Bank, BankSource, Calibration
 from entmtp.calibrate.fit import fit_entries, mean_context
 from entmtp.calibrate.fit_chains import chain_threshold_ms, longest_chain
-from entmtp.calibrate.fit_policies import BOUND, fit_policies, rescale_policies
+from entmtp.calibrate.fit_policies import BOUND, fit_policies, policy_rates, rescale_policies
 from entmtp.calibrate.paid import paid_signal
 from entmtp.calibrate.policies import replay_policy
 from entmtp.calibrate.simulate import Automaton, Texts, bound_ms, simulate
@@ -38,6 +38,7 @@ from entmtp.scheduler import (
     Signal,
     make_scheduler,
 )
+from entmtp.scheduler.registry import best_policy
 from entmtp.topology import Topology
 from fakes import PerfectDrafter
 from lively import ENVELOPE, lively_trace
@@ -270,6 +271,34 @@ def test_costs_that_doubled_halve_all_rates() -> None:
     )
     assert scaled["throughput"]["params"] == policies["throughput"]["params"]
     assert rescale_policies(trace, entries, {}, (COSTS, doubled), context) == {}
+
+
+@pytest.mark.parametrize("factors", [(1.0, 1.4, 1.0), (1.0, 1.0, 2.5), (1.3, 1.0, 0.5)])
+def test_costs_that_changed_unevenly_change_rates_as_replay_has_it(
+    factors: tuple[float, float, float],
+) -> None:
+    """Also that of ``dynamic``, which is replayed on a few texts only."""
+    trace, entries, context, policies = fitted()
+    first, later, draft = factors
+    changed = COSTS.scaled((1, 2), (first, later), draft)
+    scaled = rescale_policies(trace, entries, policies, (COSTS, changed), context)
+    check = trace.halves()[1]
+    exact = policy_rates(check, entries, scaled, changed, context)
+    for name, found in scaled.items():
+        allowed = 0.05 if name == "dynamic" else 1e-9
+        assert found["check_tokens_per_s"] == pytest.approx(exact[name], rel=allowed)
+
+
+def test_the_best_policy_stays_so_until_another_leads_clearly() -> None:
+    """By more than replay of a few texts may be wrong."""
+    rates = {"fixed": 100.0, "dynamic": 102.0, "throughput": 104.0}
+    policies = {name: {"check_tokens_per_s": rate} for name, rate in rates.items()}
+    assert best_policy(policies) == "throughput"
+    policies["dynamic"]["was_best"] = True
+    assert best_policy(policies) == "dynamic"
+    assert best_policy(policies, can_grow=False) == "throughput"
+    policies["throughput"]["check_tokens_per_s"] = 106.0
+    assert best_policy(policies) == "throughput"
 
 
 # -- by name ---------------------------------------------------------------------------------------

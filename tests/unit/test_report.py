@@ -25,7 +25,7 @@ def run_of(trace: Trace, **settings: object) -> CalibrationRun:
     trace, costs = shorten(trace), linear_costs(0.3)
     fitting, _ = trace.halves()
     candidates = find_candidates(fitting, grow_all(fitting, GrowParams(max_nodes=24)), costs)
-    entries, scores = select_entries(fitting, candidates)
+    entries, scores = select_entries(fitting, candidates, costs)
     source = BankSource("m", "0", "hydra", "0", "native", "int8", "cpu", 2)
     calibration = Calibration(
         source, costs, mean_context(fitting), pack_trace(trace), settings, {}, {}

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from entmtp import __version__
 from entmtp.bank import Bank, BankSource, EntryScore
 from entmtp.calibrate.fit import fit_entries, timing_trees
 from entmtp.calibrate.fit_policies import fit_policies, rescale_policies
@@ -28,10 +29,9 @@ from entmtp.costs import CostTable
 from entmtp.engine import Engine
 from entmtp.errors import BankError
 from entmtp.machine import cpu_name
-from entmtp.target.digest import model_digest
 from entmtp.topology import Topology
 
-__all__ = ["adapt_bank", "bank_source", "check_bank", "is_bank_of", "refit_bank"]
+__all__ = ["adapt_bank", "bank_source", "check_bank", "costs_of", "is_bank_of", "refit_bank"]
 
 _logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def bank_source(engine: Engine, model: str) -> BankSource:
     is_cuda = target.device.type == "cuda"
     return BankSource(
         model=model,
-        model_digest=model_digest(target),
+        model_digest=target.weights_digest,
         drafter=engine.drafter.name,
         drafter_digest=engine.drafter.digest,
         backend=target.backend,
@@ -77,8 +77,9 @@ def adapt_bank(bank: Bank, engine: Engine, cache: Path | None = None) -> Bank:
     if _machine(calibration.source) == _machine(here):
         return _rescaled(bank, engine)
     file = None if cache is None else cache / _cache_name(bank, here)
-    if file is not None and file.exists():
-        return _rescaled(Bank.read(file), engine)
+    kept = _read_kept(file)
+    if kept is not None:
+        return _rescaled(kept, engine)
     _logger.warning("%s", _differences(calibration.source, here))
     bank = refit_bank(bank, engine)
     if file is not None:
@@ -88,6 +89,17 @@ def adapt_bank(bank: Bank, engine: Engine, cache: Path | None = None) -> Bank:
         except (OSError, BankError) as error:
             _logger.warning("the fitted bank could not be kept (%s)", error)
     return bank
+
+
+def _read_kept(file: Path | None) -> Bank | None:
+    """A bank that was fitted to this machine before; a damaged one is made again."""
+    if file is None or not file.exists():
+        return None
+    try:
+        return Bank.read(file)
+    except BankError as error:
+        _logger.warning("%s; it is made again", error)
+        return None
 
 
 def check_bank(bank: Bank, engine: Engine) -> str:
@@ -114,6 +126,18 @@ def is_bank_of(bank: Bank, engine: Engine) -> bool:
     return not _foreign(source, bank_source(engine, source.model))
 
 
+def costs_of(bank: Bank, here: BankSource) -> tuple[BankSource, CostTable]:
+    """Costs of a bank for another bank of the same model and heads, and what that one belongs to.
+
+    Raises:
+        BankError: it has no costs, or those of another model or other heads.
+    """
+    if bank.calibration is None:
+        raise BankError("the bank is not calibrated, so it has no costs")
+    _check_model(bank.calibration.source, here)
+    return replace(here, **_machine(bank.calibration.source)), bank.calibration.costs
+
+
 def refit_bank(bank: Bank, engine: Engine, progress: Progress | None = None) -> Bank:
     """Time steps here, and choose the entries anew from the traced texts in the bank.
 
@@ -126,15 +150,16 @@ def refit_bank(bank: Bank, engine: Engine, progress: Progress | None = None) -> 
     trace = unpack_trace(calibration.trace)
     max_nodes = int(calibration.settings["max_nodes"])
     trees = grow_all(trace.halves()[0], GrowParams(max_nodes=max_nodes))
-    plans = timing_trees(trees)
-    costs = time_steps(engine, plans, filler_tokens(engine), _QUICK, progress)
-    entries, scores = fit_entries(trace, costs, max_nodes)
+    timing = replace(_QUICK, temperature=trace.facts.temperature)
+    costs = time_steps(engine, timing_trees(trees), filler_tokens(engine), timing, progress)
     source = bank_source(engine, calibration.source.model)
-    policies: Mapping[str, Any] = {}
-    if calibration.settings.get("verification") != "typical":
-        policies = fit_policies(trace, entries, costs, calibration.context)
-    calibration = replace(calibration, source=source, costs=costs, policies=policies)
-    return Bank.of(entries, scores, calibration)
+    settings = {**calibration.settings, "refitted_from": asdict(calibration.source)}
+    calibration = replace(calibration, source=source, costs=costs, settings=settings)
+    if _is_typical(bank):  # its trees were scored by decoding, which replay cannot do
+        return Bank.of(bank.entries, _rated(bank, trace, costs), calibration)
+    entries, scores = fit_entries(trace, costs, max_nodes)
+    policies = fit_policies(trace, entries, costs, calibration.context)
+    return Bank.of(entries, scores, replace(calibration, policies=policies))
 
 
 def _rescaled(bank: Bank, engine: Engine) -> Bank:
@@ -142,8 +167,12 @@ def _rescaled(bank: Bank, engine: Engine) -> Bank:
     calibration = bank.calibration
     assert calibration is not None  # noqa: S101 - the callers looked
     trees = [tree for tree in bank.entries.values() if tree.num_nodes]
-    costs = probe_costs(engine, calibration.costs, trees, filler_tokens(engine))
+    if not trees:
+        return bank
     trace = unpack_trace(calibration.trace)
+    first = calibration.costs.contexts[0]
+    probe = probe_costs(engine, first, trees, filler_tokens(engine), trace.facts.temperature)
+    costs, found = probe.rescale(calibration.costs)
     policies = rescale_policies(
         trace,
         bank.entries,
@@ -152,7 +181,9 @@ def _rescaled(bank: Bank, engine: Engine) -> Bank:
         calibration.context,
     )
     scores = _rated(bank, trace, costs)
-    return Bank.of(bank.entries, scores, replace(calibration, costs=costs, policies=policies))
+    settings = {**calibration.settings, "probe": found}
+    calibration = replace(calibration, costs=costs, policies=policies, settings=settings)
+    return Bank.of(bank.entries, scores, calibration)
 
 
 def _rated(bank: Bank, trace: Trace, costs: CostTable) -> Mapping[str, EntryScore]:
@@ -162,9 +193,18 @@ def _rated(bank: Bank, trace: Trace, costs: CostTable) -> Mapping[str, EntryScor
 
     def rated(score: EntryScore, tree: Topology) -> EntryScore:
         step_ms = costs.step_ms(tree, context)
-        return replace(score, step_ms=step_ms, tokens_per_s=predicted_rate(fitting, tree, costs))
+        rate = predicted_rate(fitting, tree, costs)
+        if _is_typical(bank) and score.accept_own is not None:
+            rate = 1000 * score.accept_own / step_ms
+        return replace(score, step_ms=step_ms, tokens_per_s=rate)
 
     return {name: rated(score, bank.entries[name]) for name, score in bank.scores.items()}
+
+
+def _is_typical(bank: Bank) -> bool:
+    """Whether trees were scored by decoding under typical acceptance."""
+    calibration = bank.calibration
+    return calibration is not None and calibration.settings.get("verification") == "typical"
 
 
 def _check_model(there: BankSource, here: BankSource) -> None:
@@ -183,7 +223,7 @@ def _foreign(there: BankSource, here: BankSource) -> list[str]:
     return [name for name in _SAME_MODEL if getattr(there, name) != getattr(here, name)]
 
 
-def _machine(source: BankSource) -> dict[str, object]:
+def _machine(source: BankSource) -> dict[str, Any]:
     return {name: getattr(source, name) for name in _SAME_MACHINE}
 
 
@@ -194,9 +234,12 @@ def _differences(there: BankSource, here: BankSource) -> str:
         for name in _SAME_MACHINE
         if getattr(there, name) != getattr(here, name)
     ]
-    return f"the bank was timed elsewhere ({'; '.join(found)}); steps are timed again here"
+    return (
+        f"the bank was timed elsewhere ({'; '.join(found)}); steps are timed again here, once, "
+        "which takes about a minute"
+    )
 
 
 def _cache_name(bank: Bank, here: BankSource) -> str:
-    text = bank.to_json() + json.dumps(asdict(here))
+    text = json.dumps([__version__, bank.to_json(), asdict(here)])
     return f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"

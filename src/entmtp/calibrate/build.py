@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from entmtp.bank import NONE, Bank, Calibration, EntryScore
-from entmtp.calibrate.adapt import bank_source
+from entmtp.calibrate.adapt import bank_source, costs_of
 from entmtp.calibrate.collect import TraceSettings
 from entmtp.calibrate.distributed import Cluster
 from entmtp.calibrate.fit import find_candidates, mean_context, timing_trees
@@ -31,7 +31,7 @@ from entmtp.params import TypicalParams
 from entmtp.topology import Topology
 from entmtp.workload import PromptRecord
 
-__all__ = ["CalibrateParams", "CalibrationRun", "Calibrator"]
+__all__ = ["CalibrateParams", "CalibrationRun", "Calibrator", "spread_over_tasks"]
 
 Progress = Callable[[str, int, int], None]
 
@@ -45,7 +45,8 @@ class CalibrateParams:
     Attributes:
         max_nodes: of the trees.
         timing: how costs are measured.
-        costs: of another bank, instead of timing.
+        costs: of this machine, instead of timing; or a bank whose costs are taken, and to whose
+            machine the new bank then belongs.
         measure: decode the ``best`` few entries end to end, ``all`` of the acceptance frontier
             (the paper's way), or ``none``.
         num_measured: most entries that ``best`` decodes, plain decoding included.
@@ -56,7 +57,7 @@ class CalibrateParams:
 
     max_nodes: int = 64
     timing: TimingParams = field(default_factory=TimingParams)
-    costs: CostTable | None = None
+    costs: CostTable | Bank | None = None
     measure: Literal["best", "all", "none"] = "best"
     num_measured: int = 8
     measured_prompts: int = 12
@@ -83,7 +84,7 @@ class CalibrationRun:
 
     Attributes:
         bank: the result.
-        trace: of all texts, in the short form that the bank was fitted to.
+        trace: of all texts, in the short form that the bank was fitted to, but with their tokens.
         candidates: every tree that was scored, on the fitting half.
         measured: entry -> its texts.
     """
@@ -141,11 +142,16 @@ class Calibrator:
         trace = self._trace(records)
         fitting, _ = trace.halves()
         trees = grow_all(fitting, GrowParams(max_nodes=params.max_nodes), progress=self._at("grow"))
-        costs = self._timed(trace, trees) if params.costs is None else params.costs
+        source = bank_source(self._engine, self._model)
+        if isinstance(params.costs, Bank):
+            source, costs = costs_of(params.costs, source)
+        else:
+            costs = params.costs or self._timed(trace, trees)
         candidates = find_candidates(fitting, trees, costs)
         if params.typical is not None:
-            candidates = self._recalibrated(records, candidates, params.typical)
-        entries, scores = select_entries(fitting, candidates, with_frontier=params.measure == "all")
+            candidates = self._recalibrated(trace, records, candidates, params.typical)
+        with_frontier = params.measure == "all"
+        entries, scores = select_entries(fitting, candidates, costs, with_frontier=with_frontier)
         measured: dict[str, Measured] = {}
         if params.measure != "none" and params.typical is None:
             measured = self._measured(trace, records, entries, scores, costs)
@@ -159,7 +165,7 @@ class Calibrator:
             "verification": "exact" if params.typical is None else "typical",
         }
         calibration = Calibration(
-            source=bank_source(self._engine, self._model),
+            source=source,
             costs=costs,
             context=context,
             trace=pack_trace(trace),
@@ -183,11 +189,12 @@ class Calibrator:
             folder=self._traces,
             tracer=self._cluster.trace_groups if self._cluster else None,
         )
-        return shorten(trace)
+        return replace(shorten(trace), tokens=trace.tokens)
 
     def _timed(self, trace: Trace, trees: Sequence[GrownTree]) -> CostTable:
         """Measured costs; found again where they were finished in the same work folder."""
-        plans, timing = timing_trees(trees), self._params.timing
+        plans = timing_trees(trees)
+        timing = replace(self._params.timing, temperature=trace.facts.temperature)
         source = asdict(bank_source(self._engine, self._model))
         plan_lists = [plan.to_list() for plan in plans]
         key = _key([source, trace.facts.to_json(), plan_lists, asdict(timing)])
@@ -195,7 +202,7 @@ class Calibrator:
         if file.exists():
             try:
                 return CostTable.from_dict(json.loads(file.read_text(encoding="utf-8")))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, BankError) as error:
                 raise BankError(f"{file}: damaged ({error}); delete it and run again") from error
         if self._cluster is None:
             tokens = filler_tokens(self._engine)
@@ -208,6 +215,7 @@ class Calibrator:
 
     def _recalibrated(
         self,
+        trace: Trace,
         records: Sequence[PromptRecord],
         candidates: Sequence[Candidate],
         typical: TypicalParams,
@@ -216,13 +224,18 @@ class Calibrator:
         frontier = acceptance_frontier(candidates)
         step = max(1, -(-len(frontier) // _MOST_DECODED))
         chosen = frontier[::step]
+        prompts = encode_records(self._engine, records)
+        source = asdict(bank_source(self._engine, self._model))
+        trees = [candidate.topology.to_list() for candidate in chosen]
+        key = _key([source, trace.facts.to_json(), trees, asdict(typical)])
         counts = recalibrate_by_decoding(
             self._engine,
-            encode_records(self._engine, records)[::2],
+            {text: prompts[text] for text in trace.half_texts()[0]},
             [candidate.topology for candidate in chosen],
             self._settings.sampling,
             typical,
-            self._at("recalibrate"),
+            work=self._work / f"recalibrated-{key}.json",
+            progress=self._at("recalibrate"),
         )
         found = [c for c in candidates if not c.topology.num_nodes]
         for candidate, count in zip(chosen, counts, strict=True):
@@ -241,13 +254,11 @@ class Calibrator:
         """Decode some entries on texts of the check half."""
         params = self._params
         chosen = _entries_to_measure(entries, scores, params)
-        _, check = trace.half_texts()
-        share = max(1, len(check) // params.measured_prompts)
-        texts = check[::share][: params.measured_prompts]
+        texts = spread_over_tasks(trace, trace.half_texts()[1], params.measured_prompts)
         prompts = encode_records(self._engine, records)
         trees = {name: entries[name].to_list() for name in chosen}
         source = asdict(bank_source(self._engine, self._model))
-        key = _key([source, trace.facts.to_json(), trees, params.measured_tokens])
+        key = _key([source, trace.facts.to_json(), trees, params.measured_tokens, costs.as_dict()])
         return measure_entries(
             self._engine,
             trace,
@@ -263,6 +274,20 @@ class Calibrator:
 def _key(about: object) -> str:
     """Name of a file of work that differs where what it is about does."""
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+
+
+def spread_over_tasks(trace: Trace, texts: Sequence[int], count: int) -> list[int]:
+    """At most ``count`` of the texts, as evenly over their tasks, and within each, as may be."""
+    by_task: dict[str, list[int]] = {}
+    for text in texts:
+        by_task.setdefault(trace.tasks[text], []).append(text)
+    left, found = count, []
+    tasks = sorted(by_task.values(), key=len)  # the small ones first: others take what they leave
+    for number, own in enumerate(tasks):
+        share = min(len(own), left // (len(tasks) - number))
+        found += [own[at * len(own) // share] for at in range(share)]
+        left -= share
+    return sorted(found)
 
 
 def _entries_to_measure(

@@ -25,7 +25,7 @@ def fit_entries(
     """Entries and their scores, fitted to every second text of each task."""
     fitting, _ = trace.halves()
     trees = grow_all(fitting, GrowParams(max_nodes=max_nodes))
-    return select_entries(fitting, find_candidates(fitting, trees, costs))
+    return select_entries(fitting, find_candidates(fitting, trees, costs), costs)
 
 
 def find_candidates(trace: Trace, trees: Sequence[GrownTree], costs: CostTable) -> list[Candidate]:

@@ -70,8 +70,7 @@ def chain_threshold_ms(
     """Milliseconds of all texts: what replay finds, since no step depends on those before it."""
     length = params.max_length
     places = [trace.facts.envelope.index((0,) * depth) for depth in range(1, length + 1)]
-    index = np.arange(trace.num_tokens) - np.repeat(trace.offsets[:-1], np.diff(trace.offsets))
-    most = np.clip(trace.facts.max_new_tokens - index - 2, 0, length)
+    most = np.minimum(trace.depth_left(), length)
     drafted = np.minimum(_leading(trace.codes[:, places] <= params.max_code), most)
     kept = np.minimum(drafted, _leading(trace.ranks[:, :length] == 0))
     prices = growth_costs(costs, length, length, context, 1)

@@ -7,7 +7,7 @@ by it.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from entmtp.bank import NONE
@@ -30,7 +30,7 @@ from entmtp.calibrate.fit_levels import (
 from entmtp.calibrate.fit_throughput import fit_throughput, throughput_automaton
 from entmtp.calibrate.policies import replay_policy
 from entmtp.calibrate.simulate import Automaton, Texts, bound_ms, simulate
-from entmtp.calibrate.trace import Trace
+from entmtp.calibrate.trace import Trace, join_traces
 from entmtp.costs import CostTable
 from entmtp.growth import GrowthCosts, GrowthRule
 from entmtp.scheduler.chains import ChainEmaParams, ChainThresholdParams
@@ -38,6 +38,7 @@ from entmtp.scheduler.dynamic import DynamicParams, DynamicScheduler, growth_cos
 from entmtp.scheduler.hysteresis import HysteresisParams
 from entmtp.scheduler.ladder import LadderParams
 from entmtp.scheduler.reading import read_params
+from entmtp.scheduler.registry import best_policy
 from entmtp.scheduler.throughput import ThroughputParams
 from entmtp.topology import Topology
 
@@ -50,6 +51,7 @@ Progress = Callable[[int, int], None]
 Params = Mapping[str, Any]
 
 _NUM_STAGES = 7
+_REPLAYED = 24  # texts on which dynamic is replayed where costs have changed a little
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,8 @@ def rescale_policies(
 ) -> dict[str, Any]:
     """The policies of a bank whose costs have changed a little; nothing is fitted again.
 
-    ``dynamic`` is not replayed: its rates follow from what a step of its mean tree costs.
+    ``dynamic`` is replayed on a few texts only, before and now; its rates change as these do. The
+    policy that was best keeps the mark ``was_best``, so that ``auto`` leaves it for a clear lead.
 
     Args:
         trace: of all texts.
@@ -151,15 +154,20 @@ def rescale_policies(
     if not policies:
         return {}
     ratio = 1.0
+    was_best = best_policy(policies)
     new = {name: dict(found) for name, found in policies.items()}
     others = {name: found for name, found in new.items() if name != "dynamic"}
     if "dynamic" in policies:
-        params = DynamicParams.from_dict(policies["dynamic"]["params"])
-        ratio = _mean_step_ms(params, costs[0]) / _mean_step_ms(params, costs[1])
-        new["dynamic"]["params"] = {
-            **policies["dynamic"]["params"],
-            "rate": params.rate * ratio,
-        }
+        before = DynamicParams.from_dict(policies["dynamic"]["params"])
+        pace = _mean_step_ms(before, costs[0]) / _mean_step_ms(before, costs[1])
+        now = replace(before, rate=before.rate * pace)
+        part = _some_texts(trace)
+        ms = [
+            _dynamic_ms(part, params, table, context)
+            for params, table in zip((before, now), costs, strict=True)
+        ]
+        ratio = ms[0] / max(ms[1], 1e-9)
+        new["dynamic"]["params"] = json.loads(json.dumps(now.as_dict()))
     fitting, check = (_Ground.of(half, entries, costs[1], context) for half in trace.halves())
     single = best_single(fitting.texts, list(fitting.numbers.values()))
     others["fixed"]["params"] = {"entry": fitting.name(_first(single))}
@@ -171,6 +179,7 @@ def rescale_policies(
             new[name][key] = rate
     for name in new:  # the check half came last
         new[name]["headroom_share"] = _share(rates, name)
+    new[was_best]["was_best"] = True
     return new
 
 
@@ -237,9 +246,8 @@ def _rates(ground: _Ground, found: Mapping[str, Params]) -> dict[str, float]:
         chain = read_params(ChainThresholdParams, "chain-threshold", found["chain-threshold"])
         ms["chain-threshold"] = chain_threshold_ms(trace, chain, texts.costs, texts.context)
     if "dynamic" in found:
-        scheduler = DynamicScheduler(DynamicParams.from_dict(found["dynamic"]), texts.costs)
-        prices = _prices(texts.costs, texts.context)
-        ms["dynamic"] = replay_policy(trace, scheduler, prices=prices).cost_ms
+        dynamic = DynamicParams.from_dict(found["dynamic"])
+        ms["dynamic"] = _dynamic_ms(trace, dynamic, texts.costs, texts.context)
     return {name: ground.rate(ms[name]) for name in found}
 
 
@@ -289,6 +297,20 @@ def _prices(costs: CostTable, context: float) -> Callable[[GrowthRule], GrowthCo
     return lambda rule: growth_costs(
         costs, rule.envelope.max_depth, rule.max_nodes, context, batch=1
     )
+
+
+def _dynamic_ms(trace: Trace, params: DynamicParams, costs: CostTable, context: float) -> float:
+    """Milliseconds of all texts, by replay."""
+    scheduler = DynamicScheduler(params, costs)
+    return replay_policy(trace, scheduler, prices=_prices(costs, context)).cost_ms
+
+
+def _some_texts(trace: Trace) -> Trace:
+    """A few texts of the check half, as many of each task as may be."""
+    by_task = trace.halves()[1].by_task().values()
+    each = max(1, _REPLAYED // max(len(by_task), 1))
+    parts = [part.select(range(0, part.num_texts, -(-part.num_texts // each))) for part in by_task]
+    return join_traces(parts)
 
 
 def _mean_step_ms(params: DynamicParams, costs: CostTable) -> float:

@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +84,7 @@ def measure_entries(  # noqa: PLR0913 - keyword-only beyond the fifth
 
     Args:
         engine: its target and drafter decode.
-        trace: of the texts.
+        trace: of the texts, with their tokens.
         prompts: text number -> its prompt.
         entries: what is measured.
         costs: what the predictions are made from.
@@ -106,26 +106,46 @@ def measure_entries(  # noqa: PLR0913 - keyword-only beyond the fifth
                 for name in order:
                     _decode(engine, trace, text, prompt, entries[name], 8)
                 is_warm = True
-            done[str(text)] = {
-                name: _decode(engine, trace, text, prompt, entries[name], max_new_tokens)
-                for name in order
-            }
+            done[str(text)] = {}
+            for name in order:
+                ids, ms = _decode(engine, trace, text, prompt, entries[name], max_new_tokens)
+                done[str(text)][name] = len(ids), ms
             write_text(work, json.dumps(done))
         if progress is not None:
             progress(number + 1, len(prompts))
-    lengths = {name: accepted_lengths(trace, tree) for name, tree in entries.items()}
+    size = min(max_new_tokens, trace.facts.max_new_tokens)
+    cut = replace(trace, facts=replace(trace.facts, max_new_tokens=size))
     found: dict[str, Measured] = {}
     for name, tree in entries.items():
-        texts = []
-        for text in prompts:
-            num_tokens, ms = done[str(text)][name]
-            if num_tokens > 1:
-                contexts = _contexts(trace, text, lengths[name], int(num_tokens))
-                predicted = sum(costs.step_ms(tree, context) for context in contexts)
-                texts.append(MeasuredText(int(num_tokens) - 1, ms, predicted))
+        texts = _predicted(cut, tree, costs, {text: done[str(text)][name] for text in prompts})
         if texts:
-            found[name] = Measured(tuple(texts))
+            found[name] = Measured(texts)
     return found
+
+
+def _predicted(
+    trace: Trace, tree: Topology, costs: CostTable, done: Mapping[int, Sequence[float]]
+) -> tuple[MeasuredText, ...]:
+    """Texts of more than one token, with what their steps should have cost.
+
+    Args:
+        trace: with the limit of tokens at which decoding ended; trees were cut there.
+        tree: that decoded.
+        costs: of steps.
+        done: text -> its tokens and milliseconds.
+    """
+    left, accepted = trace.depth_left(), accepted_lengths(trace, tree)
+    texts = []
+    for text, (num_tokens, ms) in done.items():
+        start, prompt = int(trace.offsets[text]), float(trace.prompt_lengths[text])
+        at, predicted = 0, 0.0
+        while at < num_tokens - 1:
+            depth = int(left[start + at])
+            predicted += costs.step_ms(tree.truncate(depth), prompt + at)
+            at += int(accepted[start + at]) + 1
+        if num_tokens > 1:
+            texts.append(MeasuredText(int(num_tokens) - 1, ms, predicted))
+    return tuple(texts)
 
 
 def _decode(
@@ -135,8 +155,8 @@ def _decode(
     prompt: TracePrompt,
     tree: Topology,
     max_new_tokens: int,
-) -> tuple[int, float]:
-    """Tokens of a text, and milliseconds from the first to the last of them."""
+) -> tuple[Sequence[int], float]:
+    """A text, and milliseconds from its first to its last token."""
     facts = trace.facts
     size = min(max_new_tokens, facts.max_new_tokens)
     sampling = SamplingParams(
@@ -146,23 +166,13 @@ def _decode(
     scheduler = FixedScheduler("it", tree)
     it = Engine(engine.target, engine.drafter, scheduler, engine.tokenizer, limits)
     result = it.run([Request(prompt.tokens, sampling)])[0]
-    traced = int(trace.offsets[text + 1] - trace.offsets[text])
-    if len(result.token_ids) != min(traced, size):
+    start, end = int(trace.offsets[text]), int(trace.offsets[text + 1])
+    if list(result.token_ids) != trace.tokens[start:end][:size].tolist():
         raise TraceError(
-            f"prompt {prompt.id!r} gave {len(result.token_ids)} tokens where {min(traced, size)} "
-            "were traced; trace it again"
+            f"prompt {prompt.id!r} gave another text than the one that was traced; was the program "
+            "changed since? Give --seed another value, or delete the trace, to trace it again"
         )
-    return len(result.token_ids), 1000 * result.stats.decode_s
-
-
-def _contexts(trace: Trace, text: int, accepted: np.ndarray, num_tokens: int) -> list[float]:
-    """Committed tokens at each step of the first ``num_tokens`` of a text."""
-    start, at = int(trace.offsets[text]), 0
-    contexts = []
-    while at < num_tokens - 1:
-        contexts.append(float(trace.prompt_lengths[text] + at))
-        at += int(accepted[start + at]) + 1
-    return contexts
+    return result.token_ids, 1000 * result.stats.decode_s
 
 
 def _load(work: Path, entries: Mapping[str, Topology]) -> dict[str, dict[str, Sequence[float]]]:

@@ -2,9 +2,10 @@
 
 Every candidate is scored by its own rollout on the traced texts and by what its steps cost. Kept
 are the paper's throughput frontier (arXiv 2606.27550, phase 1: by number of nodes, while tokens/s
-strictly improve), every tree that is best where the signal lies in some interval, the best chains,
-and the empty tree. The second group matters: trees that a policy switches to where the text is
-predictable are larger than the best single tree, so the frontier alone would drop them.
+strictly improve), every tree that is best where the signal lies in some interval, the best tree of
+each task, the best chains, and the empty tree. The second group matters: trees that a policy
+switches to where the text is predictable are larger than the best single tree, so the frontier
+alone would drop them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,13 +61,15 @@ class Candidate:
 
 
 def predicted_ms(trace: Trace, topology: Topology, costs: CostTable) -> float:
-    """Milliseconds of decoding all texts with one tree; the last step of a text counts whole."""
+    """Milliseconds of decoding all texts with one tree, which is cut where the engine cuts it."""
     steps = walk(trace, accepted_lengths(trace, topology))
     if not steps.num_steps:
         return 0.0
     start = trace.prompt_lengths.astype(np.int64) - trace.offsets[:-1]
-    contexts = steps.roots + start[steps.texts]
-    return steps.num_steps * costs.step_ms(topology, float(contexts.mean()))
+    context = float((steps.roots + start[steps.texts]).mean())
+    deepest = topology.max_depth
+    prices = np.array([costs.step_ms(topology.truncate(d), context) for d in range(deepest + 1)])
+    return float(prices[np.minimum(trace.depth_left()[steps.roots], deepest)].sum())
 
 
 def predicted_rate(trace: Trace, topology: Topology, costs: CostTable) -> float:
@@ -126,13 +129,18 @@ def _frontier(candidates: Sequence[Candidate], values: Sequence[float]) -> list[
 
 
 def select_entries(
-    trace: Trace, candidates: Sequence[Candidate], *, with_frontier: bool = False
+    trace: Trace,
+    candidates: Sequence[Candidate],
+    costs: CostTable,
+    *,
+    with_frontier: bool = False,
 ) -> tuple[dict[str, Topology], dict[str, EntryScore]]:
     """The entries of a bank and what is known of them.
 
     Args:
         trace: the texts that the candidates were scored on.
         candidates: the empty tree among them.
+        costs: of steps.
         with_frontier: keep the whole acceptance frontier too, as ``frontier``.
     """
     sources: dict[Topology, list[str]] = {}
@@ -147,6 +155,8 @@ def select_entries(
         keep(candidate, "pareto")
     for candidate in _bin_winners(trace, candidates):
         keep(candidate, "signal")
+    for candidate in _task_winners(trace, candidates, costs):
+        keep(candidate, "task")
     for candidate in _best_chains(candidates):
         keep(candidate, "chain")
     if with_frontier:
@@ -186,6 +196,19 @@ def _bin_winners(trace: Trace, candidates: Sequence[Candidate]) -> list[Candidat
         values.append(sums / sizes - rate * candidate.step_ms)
     table = np.array(values)
     return [candidates[int(index)] for index in table.argmax(axis=0)]
+
+
+def _task_winners(
+    trace: Trace, candidates: Sequence[Candidate], costs: CostTable
+) -> list[Candidate]:
+    """The fastest tree on the texts of each task; none where there is only one task."""
+    tasks = trace.by_task()
+    if len(tasks) < 2:
+        return []
+    trees = [c for c in candidates if c.topology.num_nodes]
+    return [
+        max(trees, key=lambda c: predicted_rate(part, c.topology, costs)) for part in tasks.values()
+    ]
 
 
 def _entropy_bins(entropy: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:

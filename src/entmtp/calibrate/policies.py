@@ -108,6 +108,7 @@ class _Replay:
         self._trace, self._cost, self._prices = trace, cost, prices
         self._growth: GrowthReplay | None = None
         self._lengths: dict[Topology, list[int]] = {}
+        self._depth_left = trace.depth_left().tolist()
         self._first_hits = (trace.ranks[:, 0] == 0).tolist()
 
     def text(self, text: int, scheduler: TopologyScheduler) -> list[ReplayedStep]:
@@ -121,8 +122,8 @@ class _Replay:
         while True:
             context = int(trace.prompt_lengths[text]) + at - start
             decision = scheduler.choose(state, tracker.signal(context))
-            num_left = trace.facts.max_new_tokens - (at - start) - 1
-            step, is_hit = self._step(decision.name, decision.plan.truncate(num_left - 1), at)
+            plan = decision.plan.truncate(self._depth_left[at])
+            step, is_hit = self._step(decision.name, plan, at)
             steps.append(step)
             at += step.accepted + 1
             if at >= end:

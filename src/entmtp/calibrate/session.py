@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from entmtp.calibrate.collect import (
@@ -16,12 +19,15 @@ from entmtp.calibrate.trace import Trace, TraceFacts
 from entmtp.drafters.base import Drafter
 from entmtp.engine import Engine
 from entmtp.errors import InputError, TraceError
+from entmtp.params import SamplingParams
 from entmtp.target.digest import model_digest
+from entmtp.tokenizer import Tokenizer
 from entmtp.topology import Topology, named_topologies
 from entmtp.workload import PromptRecord
 
 __all__ = [
     "encode_records",
+    "forget_traces",
     "trace_facts",
     "trace_file_name",
     "trace_prompts",
@@ -29,6 +35,7 @@ __all__ = [
 ]
 
 _ENVELOPE = "envelope24"
+_MOST_BYTES = 256 * 2**20
 
 
 def encode_records(engine: Engine, records: Sequence[PromptRecord]) -> list[TracePrompt]:
@@ -86,6 +93,8 @@ def trace_facts(
         depth=settings.depth or 0,
         is_coupled=settings.is_coupled and not sampling.is_greedy,
         envelope=settings.envelope.paths,
+        context_window=engine.target.config.context_window,
+        settings=_settings_digest(sampling, engine.tokenizer),
     )
 
 
@@ -136,13 +145,44 @@ def trace_prompts(  # noqa: PLR0913 - keyword-only beyond the fifth
         except OSError as error:
             raise TraceError(f"{folder}: cannot be written ({error})") from error
         output = folder / trace_file_name(facts)
-    return collect_trace(engine, prompts, settings, facts, output, progress, tracer=tracer)
+    trace = collect_trace(engine, prompts, settings, facts, output, progress, tracer=tracer)
+    if folder is not None:
+        forget_traces(folder, output)
+    return trace
+
+
+def forget_traces(folder: Path, kept: Path, max_bytes: int = _MOST_BYTES) -> None:
+    """Delete the traces in a folder that were not used for longest, where all are too much.
+
+    Args:
+        folder: of traces that can be made again.
+        kept: the one in use, which stays.
+        max_bytes: of all of them.
+    """
+    with suppress(OSError):
+        os.utime(kept)
+    files = []
+    for file in folder.glob("*.trace"):
+        with suppress(OSError):
+            files.append((file.stat().st_mtime, file.stat().st_size, file))
+    total = 0
+    for _, size, file in sorted(files, reverse=True):
+        total += size
+        if total > max_bytes and file != kept:
+            with suppress(OSError):
+                file.unlink()
 
 
 def trace_file_name(facts: TraceFacts) -> str:
     """A name that differs where the facts do."""
     digest = hashlib.sha256(facts.to_json().encode()).hexdigest()[:16]
     return f"{facts.drafter}-{digest}.trace"
+
+
+def _settings_digest(sampling: SamplingParams, tokenizer: Tokenizer) -> str:
+    """Of what decides about texts beside the facts that have a name of their own."""
+    others = asdict(replace(sampling, max_new_tokens=1, temperature=0.0, seed=None))
+    return hashlib.sha256(json.dumps([others, sorted(tokenizer.eos_ids)]).encode()).hexdigest()[:16]
 
 
 def _prompts_digest(prompts: Sequence[TracePrompt]) -> str:

@@ -103,7 +103,7 @@ class Texts:
         contexts = index + np.repeat(trace.prompt_lengths.astype(np.int64), sizes)
         classes = np.searchsorted(CONTEXTS, contexts, side="right")
         self.context_class: IntArray = np.minimum(classes, len(CONTEXTS) - 1)
-        self.depth_left: IntArray = np.maximum(trace.facts.max_new_tokens - index - 2, 0)
+        self.depth_left: IntArray = trace.depth_left()
         has_step = sizes > 1
         self.starts: IntArray = trace.offsets[:-1][has_step]
         self.ends: IntArray = trace.offsets[1:][has_step] - 1

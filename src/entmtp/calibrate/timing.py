@@ -10,16 +10,23 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
 
 from entmtp.calibrate.points import Point, StepSamples, TimedPoints, cost_table
 from entmtp.costs import CostTable
+from entmtp.drafters.base import AnyRequest, Drafter, DraftTree
 from entmtp.engine import Engine, EngineLimits, Request, StepTimes
 from entmtp.errors import InputError
 from entmtp.params import SamplingParams
 from entmtp.scheduler import SchedulerDecision, Signal
+from entmtp.target.base import Target
 from entmtp.topology import Topology
 
 __all__ = [
+    "Probe",
     "TimingParams",
     "filler_tokens",
     "probe_costs",
@@ -46,6 +53,7 @@ class TimingParams:
         max_rounds: at most.
         spread: go on until the standard error of each median is below this share of it.
         seconds: at most, but for ``min_rounds``.
+        temperature: of sampling, whose work is part of a step.
     """
 
     contexts: tuple[int, ...] = (256, 1024)
@@ -54,6 +62,7 @@ class TimingParams:
     max_rounds: int = 40
     spread: float = 0.015
     seconds: float = 60.0
+    temperature: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured.
@@ -85,14 +94,50 @@ class _Steered:
         return SchedulerDecision("it", self.plan)
 
 
+class _WholeTrees:
+    """A drafter whose trees are always as large as the plan, whether it found tokens or not.
+
+    Prompt lookup leaves out what it does not find, and finds little in filler text; the rows that
+    are timed must be those that the table says.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.name, self.digest = drafter.name, drafter.digest
+        self.max_depth, self.max_width = drafter.max_depth, drafter.max_width
+        self.prefill, self.commit = drafter.prefill, drafter.commit
+
+    def draft(self, requests: Sequence[AnyRequest]) -> list[DraftTree]:
+        """The trees, the root's token at nodes that have none."""
+        trees = self._drafter.draft(requests)
+        return [_whole(tree, one) for tree, one in zip(trees, requests, strict=True)]
+
+
+def _whole(tree: DraftTree, request: AnyRequest) -> DraftTree:
+    plan = request.plan
+    if not isinstance(plan, Topology) or tree.topology.num_nodes == plan.num_nodes:
+        return tree
+    tokens = torch.full((plan.num_rows,), int(tree.tokens[0]), dtype=torch.int64)
+    nodes = {path: node for node, path in enumerate(plan.paths, start=1)}
+    for path, token in zip(tree.topology.paths, tree.tokens[1:].tolist(), strict=True):
+        tokens[nodes[path]] = token
+    return DraftTree(plan, tokens)
+
+
 class _Place:
     """An engine with sequences at one context in one batch."""
 
-    def __init__(self, engine: Engine, context: int, batch: int, tokens: Sequence[int]) -> None:
-        self.context, self.batch = context, batch
+    def __init__(
+        self, engine: Engine, place: tuple[int, int], tokens: Sequence[int], temperature: float
+    ) -> None:
+        context, self.batch = place
+        self._sampling = SamplingParams(
+            max_new_tokens=4 * _STAY, temperature=temperature, seed=0, ignore_eos=True
+        )
         self._policy = _Steered()
-        limits = EngineLimits(max_batch_size=batch, prefill_chunk=4096)
-        self._engine = Engine(engine.target, engine.drafter, self._policy, engine.tokenizer, limits)
+        limits = EngineLimits(max_batch_size=self.batch, prefill_chunk=4096)
+        drafter = _WholeTrees(engine.drafter)
+        self._engine = Engine(engine.target, drafter, self._policy, engine.tokenizer, limits)
         self._engine.times_observer = self._take
         start = max(1, context - _STAY // 2)
         self._prompt = tuple(tokens[at % len(tokens)] for at in range(start))
@@ -110,6 +155,7 @@ class _Place:
         wall = time.perf_counter() - started
         self._grown += max(len(chunk.token_ids) for chunk in chunks)
         assert self._times is not None  # noqa: S101 - every step reports
+        assert self._times.num_rows == self.batch * plan.num_rows  # noqa: S101 - nothing was cut
         if samples is not None:
             samples.add(self._times, wall)
 
@@ -121,9 +167,8 @@ class _Place:
 
     def _restart(self) -> None:
         self.close()
-        sampling = SamplingParams(max_new_tokens=4 * _STAY, ignore_eos=True)
         self._ids = [
-            self._engine.submit(Request(self._prompt, sampling)) for _ in range(self.batch)
+            self._engine.submit(Request(self._prompt, self._sampling)) for _ in range(self.batch)
         ]
         self._grown, emitted = 0, 0
         self._policy.plan = Topology(())
@@ -192,7 +237,7 @@ def time_points(
         progress: told rounds done and the most that there will be.
     """
     where = dict.fromkeys((point.context, point.batch) for point in points)
-    places = {(c, b): _Place(engine, c, b, tokens) for c, b in where}
+    places = {place: _Place(engine, place, tokens, params.temperature) for place in where}
     samples = {point: StepSamples() for point in points}
     rng = random.Random(0)
     deadline = time.perf_counter() + params.seconds
@@ -209,33 +254,75 @@ def time_points(
             or max(s.spread() for s in samples.values()) < params.spread
         ):
             break
+    if progress is not None:
+        progress(params.max_rounds, params.max_rounds)
     for place in places.values():
         place.close()
     return TimedPoints(samples, num_rounds)
 
 
-def probe_costs(
-    engine: Engine, costs: CostTable, trees: Sequence[Topology], tokens: Sequence[int]
-) -> CostTable:
-    """Rescale a table to the state of this process, in about a second.
+@dataclass(frozen=True)
+class Probe:
+    """What a few sizes cost in this process.
 
-    Costs do not survive a process: the same program can land in another regime of memory. A few
-    sizes are timed at the smallest context, and the table is scaled by what they cost now.
+    Attributes:
+        costs: at the smallest context, alone.
+        deepest: tree by which drafting is compared.
     """
-    chosen = _probe_trees(trees)
-    params = TimingParams(
-        contexts=costs.contexts[:1], batches=(1,), min_rounds=5, max_rounds=12, seconds=0.8
-    )
-    now = time_steps(engine, chosen, tokens, params)
-    context = now.contexts[0]
-    factors = [
-        (now.forward(rows, context) + now.rest(rows))
-        / (costs.forward(rows, context) + costs.rest(rows))
-        for rows in now.rows
-    ]
-    deepest = max(chosen, key=lambda tree: tree.max_depth)
-    draft = now.draft(deepest) / costs.draft(deepest) if costs.draft(deepest) else 1.0
-    return costs.scaled(now.rows, factors, draft)
+
+    costs: CostTable
+    deepest: Topology
+
+    def rescale(self, costs: CostTable) -> tuple[CostTable, dict[str, Any]]:
+        """A table of the same machine as it is in this process, and what was found, for JSON."""
+        now, context = self.costs, costs.contexts[0]
+        factors = [
+            (now.forward(rows, now.contexts[0]) + now.rest(rows))
+            / (costs.forward(rows, context) + costs.rest(rows))
+            for rows in now.rows
+        ]
+        before = costs.draft(self.deepest)
+        draft = now.draft(self.deepest) / before if before else 1.0
+        found = {"rows": now.rows, "factors": factors, "draft": draft, "spread": now.spread}
+        return costs.scaled(now.rows, factors, draft), found
+
+
+_probes: WeakKeyDictionary[Target, dict[tuple[object, ...], Probe]] = WeakKeyDictionary()
+
+
+def probe_costs(
+    engine: Engine,
+    context: int,
+    trees: Sequence[Topology],
+    tokens: Sequence[int],
+    temperature: float = 0.0,
+) -> Probe:
+    """Time a few sizes, in about a second; once for each target and drafter of a process.
+
+    Costs do not survive a process: the same program can land in another regime of memory.
+
+    Args:
+        engine: whose target and drafter are timed; it must be idle.
+        context: committed tokens.
+        trees: to choose from.
+        tokens: to fill the context with.
+        temperature: of sampling.
+    """
+    about = (engine.drafter.name, engine.drafter.digest, torch.get_num_threads(), temperature)
+    known = _probes.setdefault(engine.target, {})
+    if about not in known:
+        chosen = _probe_trees(trees)
+        params = TimingParams(
+            contexts=(context,),
+            batches=(1,),
+            min_rounds=4,
+            max_rounds=12,
+            seconds=0.8,
+            temperature=temperature,
+        )
+        costs = time_steps(engine, chosen, tokens, params)
+        known[about] = Probe(costs, max(chosen, key=lambda tree: tree.max_depth))
+    return known[about]
 
 
 def filler_tokens(engine: Engine) -> list[int]:

@@ -65,6 +65,8 @@ class TraceFacts:
         depth: that was asked for; 0: as deep as the drafter goes, 4 where it has no limit.
         is_coupled: children were ranked with the noise of sampling.
         envelope: paths of the tree whose codes are traced; empty without.
+        context_window: of the target, at which texts end too; 0 where it is not known.
+        settings: digest of all other settings of sampling, and of the tokens that end a text.
     """
 
     model: str
@@ -80,6 +82,8 @@ class TraceFacts:
     depth: int = 0
     is_coupled: bool = False
     envelope: tuple[Path, ...] = ()
+    context_window: int = 0
+    settings: str = ""
 
     @classmethod
     def from_json(cls, text: str) -> "TraceFacts":
@@ -151,6 +155,18 @@ class Trace:
     def max_depth(self) -> int:
         """K: how deep the ranks go."""
         return int(self.ranks.shape[1])
+
+    def depth_left(self) -> npt.NDArray[np.int64]:
+        """``(T,)`` depth at which the engine cuts the tree of a step: a text ends at the limit of
+        its tokens or of the context window, and the last token is the target's own.
+        """
+        sizes = np.diff(self.offsets)
+        limits = np.full(self.num_texts, self.facts.max_new_tokens, dtype=np.int64)
+        if self.facts.context_window:
+            limits = np.minimum(limits, self.facts.context_window - self.prompt_lengths)
+        index = np.arange(self.num_tokens) - np.repeat(self.offsets[:-1], sizes)
+        left: npt.NDArray[np.int64] = np.maximum(np.repeat(limits, sizes) - index - 2, 0)
+        return left
 
     def select(self, texts: Sequence[int]) -> "Trace":
         """The trace of some texts, in that order."""

@@ -3,7 +3,7 @@
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,8 @@ _QUICK_TOKENS, _QUICK_LIMIT = 128, 16
     "costs_file",
     type=click.Path(path_type=Path),
     default=None,
-    help="Take the costs of steps from this bank instead of timing them.",
+    help="Take the costs of steps from this bank instead of timing them; the new bank is then for "
+    "the machine of that one.",
 )
 @click.option(
     "--verification",
@@ -96,24 +97,27 @@ def calibrate(
     params = _params(options, is_quick)
     distribution = take_distribution(options)
     records = read_records(workloads, limit)
-    run = _calibrated(records, sampling, params, output, distribution, options)
-    _print(run, output)
-    if report is not None:
-        from entmtp.calibrate.report import write_report
+    work = output.with_name(f"{output.name}.work")
+    with _held(work):
+        run = _calibrated(records, sampling, params, (output, work), distribution, options)
+        _print(run, output)
+        if report is not None:
+            from entmtp.calibrate.report import write_report
 
-        for file in write_report(run, report):
-            click.echo(str(file))
+            for file in write_report(run, report):
+                click.echo(str(file))
+        _remove(work)
 
 
 def _calibrated(
     records: "list[PromptRecord]",
     sampling: SamplingParams,
     params: "CalibrateParams",
-    output: Path,
+    files: tuple[Path, Path],
     distribution: "Distribution | None",
     options: dict[str, Any],
 ) -> "CalibrationRun":
-    """Load the model, make the bank, write it."""
+    """Load the model, make the bank, write it; the files are the bank's and the folder of work."""
     engine = load_engine(options)
 
     from entmtp.calibrate.build import Calibrator
@@ -121,8 +125,8 @@ def _calibrated(
     from entmtp.calibrate.session import usual_envelope
     from entmtp.loading.catalog import home
 
-    work = output.with_name(f"{output.name}.work")
-    with _held(work), ExitStack() as stack:
+    output, work = files
+    with ExitStack() as stack:
         cluster = None
         if distribution is not None:
             is_timed = params.costs is None
@@ -138,8 +142,16 @@ def _calibrated(
         )
         run = calibrator.run(records, machine_facts())
         run.bank.write(output)
-        shutil.rmtree(work, ignore_errors=True)
     return run
+
+
+def _remove(work: Path) -> None:
+    """At once, so that a run which is killed here leaves all of it or nothing to go on with."""
+    done = work.with_name(f"{work.name}.done")
+    shutil.rmtree(done, ignore_errors=True)
+    with suppress(OSError):
+        work.rename(done)
+    shutil.rmtree(done, ignore_errors=True)
 
 
 @contextmanager
@@ -158,20 +170,17 @@ def _held(work: Path) -> Iterator[None]:
 
 
 def _params(options: dict[str, Any], is_quick: bool) -> "CalibrateParams":
-    from entmtp.bank import Bank
+    from entmtp.bank import load_bank
     from entmtp.calibrate.build import CalibrateParams
     from entmtp.calibrate.timing import TimingParams
 
     costs_file, measure = options.pop("costs_file"), options.pop("measure")
-    costs = None
-    if costs_file is not None:
-        calibration = Bank.read(costs_file).calibration
-        if calibration is None:
-            raise InputError(f"{costs_file}: not a calibrated bank, so it has no costs")
-        costs = calibration.costs
+    costs = None if costs_file is None else load_bank(costs_file)
+    if costs is not None and costs.calibration is None:
+        raise InputError(f"{costs_file}: not a calibrated bank, so it has no costs")
     timing = TimingParams()
     if is_quick:
-        timing = TimingParams(contexts=(256,), batches=(1,), min_rounds=5, seconds=15.0)
+        timing = TimingParams(contexts=(256,), batches=(1, 4), min_rounds=5, seconds=15.0)
     is_typical = options.pop("verification") == "typical"
     return CalibrateParams(
         max_nodes=options.pop("max_nodes"),

@@ -26,7 +26,7 @@ from entmtp.target.weights import iter_tensors
 
 __all__ = ["load_native", "native_library", "packed_file"]
 
-SCHEMA = 1
+SCHEMA = 2
 _log = logging.getLogger("entmtp")
 
 

@@ -1,5 +1,6 @@
 """Schedulers by the names of their policies, with the parameters that a bank holds."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from entmtp.scheduler.reading import read_params
 from entmtp.scheduler.throughput import ThroughputParams, ThroughputScheduler
 from entmtp.topology import Topology, load_topology
 
-__all__ = ["GROWING", "POLICIES", "make_scheduler"]
+__all__ = ["GROWING", "POLICIES", "best_policy", "make_scheduler"]
 
 POLICIES = (
     "auto",
@@ -37,6 +38,8 @@ POLICIES = (
 )
 GROWING = ("dynamic", "chain-threshold")
 """Those that need a drafter with probabilities."""
+
+_CLEAR_LEAD = 1.03  # beyond what replay of a few texts may be wrong by
 
 
 def make_scheduler(
@@ -97,7 +100,7 @@ def _fitted(
     """A policy with the parameters of the bank."""
     policies = calibration.policies
     if policy == "auto":
-        policy = _best_policy(policies, can_grow=hasattr(drafter, "grow"))
+        policy = best_policy(policies, can_grow=hasattr(drafter, "grow"))
     if policy in GROWING and not hasattr(drafter, "grow"):
         raise InputError(
             f"the policy {policy!r} needs a drafter with probabilities, which {drafter.name} does "
@@ -135,10 +138,19 @@ def _made(
     return ChainThresholdScheduler(params, costs, calibration.context)
 
 
-def _best_policy(policies: Any, *, can_grow: bool) -> str:
-    """With the most tokens/s on the texts of the check; the first of equals, ``fixed`` of none."""
+def best_policy(policies: Mapping[str, Any], *, can_grow: bool = True) -> str:
+    """With the most tokens/s on the texts of the check; the first of equals, ``fixed`` of none.
+
+    One that was the best before costs changed a little stays so unless another leads clearly:
+    ``dynamic`` is then replayed on a few texts only.
+
+    Args:
+        policies: of a bank.
+        can_grow: whether the drafter can grow trees.
+    """
     rates = {
         name: float(policies[name]["check_tokens_per_s"])
+        * (_CLEAR_LEAD if policies[name].get("was_best") else 1.0)
         for name in POLICIES
         if name in policies and (can_grow or name not in GROWING)
     }

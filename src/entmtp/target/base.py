@@ -139,6 +139,12 @@ class Target(Protocol):
     def precision(self) -> str:
         """What products are computed in, for reports: ``float32``, ``int8`` and so on."""
 
+    @property
+    def weights_digest(self) -> str:
+        """Of the weights as they are stored, whatever the target makes of them: see
+        :class:`entmtp.target.digest.WeightsDigest`.
+        """
+
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache with room for ``capacity`` rows; it grows where that is exceeded."""
 

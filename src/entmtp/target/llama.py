@@ -16,6 +16,7 @@ from entmtp.decoder.block import RaggedRows
 from entmtp.decoder.kv_cache import TorchKVCache
 from entmtp.target.base import KVCache, Segment, TargetConfig, TargetOutput
 from entmtp.target.cuda_graphs import CudaRecorder, GraphRunner, Recorder
+from entmtp.target.digest import WeightsDigest
 from entmtp.target.stack import DecoderStack
 
 __all__ = ["LlamaTarget"]
@@ -47,7 +48,9 @@ class LlamaTarget:
         self.config = config
         self.device = torch.device(device)
         self.dtype = dtype
-        pool = {name: value.to(self.device, dtype) for name, value in tensors}
+        digest = WeightsDigest(config)
+        pool = {name: value.to(self.device, dtype) for name, value in digest.watch(tensors)}
+        self.weights_digest = digest.hexdigest()
         self._stack = DecoderStack(config, pool, dtype, self.device)
         self._runner = _make_runner(self._stack, graphs)
 

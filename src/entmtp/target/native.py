@@ -97,6 +97,7 @@ class NativeTarget:
             isa: instruction set, see :meth:`Library.isa`.
         """
         self.config = config
+        self.weights_digest = arrays["digest"].tobytes().decode()
         self._library, self.isa = library, library.isa(isa)
         self._matrices = matrices
         self._project: Callable[[Tensor], Tensor] | None = None

@@ -19,6 +19,7 @@ from entmtp.decoder.rope import inverse_frequencies
 from entmtp.errors import CheckpointError, UnsupportedModelError
 from entmtp.kernels.library import CConfig, Library
 from entmtp.target.base import TargetConfig
+from entmtp.target.digest import WeightsDigest
 
 __all__ = [
     "Array",
@@ -183,11 +184,13 @@ def pack_model(
         CheckpointError: the weights hold NaN or infinity.
 
     Returns:
-        ``{layer}.{name}`` of each block, ``head``, ``embedding``, ``dense`` and ``final_norm``.
+        ``{layer}.{name}`` of each block, ``head``, ``embedding``, ``dense``, ``final_norm`` and
+        ``digest``, the letters of the digest of the weights.
     """
     check_native(config)
     rotation = make_rotation(config.hidden_size)
-    pool = dict(tensors)
+    digest = WeightsDigest(config)
+    pool = dict(digest.watch(tensors))
     embedding = pool.pop("model.embed_tokens.weight")
     head = embedding if config.tie_embeddings else pool.pop("lm_head.weight")
     norm = pool.pop("model.norm.weight").float()
@@ -203,6 +206,7 @@ def pack_model(
     arrays["embedding"] = _rotated_embedding(embedding, rotation)
     arrays["dense"] = rotation.dense.astype(np.float32)
     arrays["final_norm"] = norm.numpy()
+    arrays["digest"] = np.array(list(digest.hexdigest().encode()), dtype=np.uint8)
     for array in arrays.values():  # packed ones are checked when they are packed
         if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
             raise CheckpointError("the weights hold NaN or infinity: fetch the model again")
