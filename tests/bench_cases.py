@@ -30,16 +30,35 @@ def make_run(
 
 
 class ScriptedSystem:
-    """Echoes the last prompt token; stops like a user who loses patience at a given call."""
+    """Echoes the last prompt token; stops like a user who loses patience at a given call.
 
-    def __init__(self, *, stops_at: int | None = None, seconds: float = 1.0) -> None:
-        self.calls = 0
-        self._stops_at, self._seconds = stops_at, seconds
+    Attributes:
+        sizes: tokens of each text that was asked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        stops_at: int | None = None,
+        name: str = "",
+        log: list[tuple[str, int]] | None = None,
+    ) -> None:
+        """Answer nothing yet.
+
+        Args:
+            stops_at: call, from 1.
+            name: for the log.
+            log: shared by systems; takes the name and the size of each text.
+        """
+        self.sizes: list[int] = []
+        self._stops_at, self._name = stops_at, name
+        self._log = [] if log is None else log
 
     def decode(self, prompt: Sequence[int], sampling: SamplingParams) -> Turn:
         """See :class:`entmtp.bench.systems.System`."""
-        self.calls += 1
-        if self.calls == self._stops_at:
+        self.sizes.append(sampling.max_new_tokens)
+        self._log.append((self._name, sampling.max_new_tokens))
+        if len(self.sizes) == self._stops_at:
             raise KeyboardInterrupt
         tokens = (prompt[-1],) * sampling.max_new_tokens
-        return Turn(tokens, "echo", 1, 0.1, self._seconds, len(tokens) - 1)
+        return Turn(tokens, "echo", 1, 0.1, 1.0, len(tokens) - 1)

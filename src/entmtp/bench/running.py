@@ -1,7 +1,7 @@
 """The measurement: prompts in order, methods in turn, a prompt at a time kept."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from entmtp.bench.likelihood import Likelihood
@@ -16,7 +16,7 @@ from entmtp.errors import InputError
 from entmtp.params import SamplingParams
 from entmtp.sampling import derive_seed
 
-__all__ = ["BenchParams", "Measurement", "measure_task"]
+__all__ = ["BenchParams", "Measurement", "measure_task", "order_of"]
 
 _REST_S = 0.02  # in which the threads of the method before go to sleep
 _WARM_UP_TOKENS = 8
@@ -71,9 +71,11 @@ class Measurement:
 def measure_task(it: Measurement, task: Task, systems: Mapping[str, System]) -> list[Run]:
     """Decode every prompt of a task with every system, repeat after repeat.
 
-    The order of the systems moves on by one and turns round from prompt to prompt, so that a slow
+    The order of the systems changes from prompt to prompt, see :func:`order_of`, so that a slow
     spell of the machine, and what one leaves behind for the next, hit all alike. Each has a short
-    text to warm up, which is not counted. What the work file holds is not decoded again.
+    text to warm up, which is not counted. Between two prompts other work is done; so the last in
+    line writes such a text again before the first, which then follows another one as all do. What
+    the work file holds is not decoded again.
 
     Args:
         it: what measures.
@@ -89,9 +91,10 @@ def measure_task(it: Measurement, task: Task, systems: Mapping[str, System]) -> 
         found = it.work.get(task.name, prompt, repeat)
         if found is None:
             if not is_warm:
-                _warm_up(it, task, systems)
+                _warm_up(it, task, systems.values())
                 is_warm = True
-            order = _order([n for n in names if _takes(it.params, n, prompt)], prompt + repeat)
+            order = order_of([n for n in names if _takes(it.params, n, prompt)], prompt + repeat)
+            _warm_up(it, task, [systems[order[-1]]])
             decoded = {n: _decode(it, task, n, systems[n], (prompt, repeat)) for n in order}
             found = tuple(
                 _scored(it.engine, likelihood, task, decoded[name])
@@ -105,21 +108,30 @@ def measure_task(it: Measurement, task: Task, systems: Mapping[str, System]) -> 
     return runs
 
 
-def _order(names: Sequence[str], turn: int) -> list[str]:
-    """Every method comes first equally often, and its neighbours change sides."""
-    shift = turn % len(names)
-    order = [*names[shift:], *names[:shift]]
-    return order[::-1] if turn % 2 else order
+def order_of(names: Sequence[str], turn: int) -> list[str]:
+    """The order in which methods decode a prompt: rows of a Latin square, by E. J. Williams (1949).
+
+    In as many turns as there are methods each has every place once; in twice as many, of which the
+    second half is turned round, each follows every other one twice.
+
+    Args:
+        names: of the methods.
+        turn: number of the prompt, from 0.
+    """
+    size = len(names)
+    first = [(at + 1) // 2 if at % 2 else -(at // 2) for at in range(size)]
+    order = [names[(at + turn) % size] for at in first]
+    return order[::-1] if turn // size % 2 else order
 
 
 def _takes(params: BenchParams, name: str, prompt: int) -> bool:
     return METHODS[name].peer is None or prompt < params.peer_limit
 
 
-def _warm_up(it: Measurement, task: Task, systems: Mapping[str, System]) -> None:
+def _warm_up(it: Measurement, task: Task, systems: Iterable[System]) -> None:
     size = min(_WARM_UP_TOKENS, it.params.sampling.max_new_tokens)
     sampling = replace(it.params.sampling, max_new_tokens=size)
-    for system in systems.values():
+    for system in systems:
         system.decode(task.prompts[0].tokens, sampling)
 
 
