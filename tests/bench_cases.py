@@ -22,10 +22,11 @@ def make_run(
     tokens: Sequence[int] = (5, 6, 7, 8, 9),
     steps: Sequence[Step] = (),
     nll: float = 1.0,
+    policy: str = "",
 ) -> Run:
     """One answer of a few tokens."""
     num_steps = len(steps) or len(tokens) - 1
-    turn = Turn(tuple(tokens), "text", 1, 0.5, seconds, num_steps, tuple(steps), nll)
+    turn = Turn(tuple(tokens), "text", 1, 0.5, seconds, num_steps, tuple(steps), nll, policy)
     return Run(prompt, repeat, method, (turn,))
 
 

@@ -83,6 +83,13 @@ def test_all_methods_side_by_side(
         assert f"\n{name} " in outcome.out
         assert_described(one)
     assert results["plain"]["mean_acceptance_length"] == 1.0
+    assert results["plain"]["policy"] == "plain"
+    assert results["hydra"]["policy"] == "fixed:mc_sim_7b_63"
+    for name in ("ladder", "hysteresis", "throughput", "dynamic", "chain-ema"):
+        assert results[name]["policy"] == name
+    assert results["auto"]["policy"] not in ("auto", "", None)
+    costs = document["bank_costs"][""]
+    assert len(costs["check_ms"]) == len(costs["as_calibrated"]["check_ms"]) == len(costs["rows"])
     pairs = {f"{a}/{b}" for a in names for b in names if a != b}
     assert document["ratios"]["prompts"].keys() == pairs
     for ratio in document["ratios"]["prompts"].values():
@@ -136,6 +143,7 @@ def test_other_programs_are_compared_on_their_prompts(
         assert document["ratios"]["prompts"][f"{name}/plain"]["num_prompts"] == 2
     assert results["hf:float32"]["mean_acceptance_length"] == 1.0
     assert results["plain"]["num_runs"] == 8
+    assert results["hf:float32"]["policy"] is None
     assert "vllm" in document["left_out"]
 
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from entmtp.bank import Bank
+from entmtp.bench.banks import TaskBank
 from entmtp.bench.memory import resident_bytes
-from entmtp.bench.methods import Method
+from entmtp.bench.methods import PLAIN, Method
 from entmtp.bench.peers import COPIED_TOKENS, PeerSetting, open_peer, peer_obstacle
-from entmtp.bench.systems import EngineSystem, System
+from entmtp.bench.systems import EngineSystem, System, policy_of
 from entmtp.bench.tasks import Task
 from entmtp.calibrate.pareto import predicted_rate
 from entmtp.calibrate.summary import unpack_trace
@@ -39,20 +40,19 @@ class Heads:
         medusa: heads of the method ``medusa``: a kind, a file, a folder or a Hugging Face id.
         hydra: heads of the method ``hydra``.
         banks: calibrated for the heads of the engine, by the name of a task; ``""`` is for all
-            others. Their costs are those of this process.
-        bank_digests: of the same banks as they were read.
+            others.
     """
 
     model: str
     path: Path
     medusa: str = "medusa"
     hydra: str = "hydra"
-    banks: Mapping[str, Bank] = field(default_factory=dict)
-    bank_digests: Mapping[str, str] = field(default_factory=dict)
+    banks: Mapping[str, TaskBank] = field(default_factory=dict)
 
     def bank_of(self, task: Task) -> Bank | None:
         """The bank of a task."""
-        return self.banks.get(task.name, self.banks.get(""))
+        found = self.banks.get(task.name, self.banks.get(""))
+        return None if found is None else found.bank
 
 
 class Contestants:
@@ -79,6 +79,8 @@ class Contestants:
         self._peers, self._typical, self.notice = peers, typical, notice
         self._drafters: dict[str, Drafter] = {"none": EmptyDrafter(), "own": engine.drafter}
         self._programs: dict[str, System] = {}
+        self._schedulers: dict[tuple[str, str], TopologyScheduler] = {}
+        self._kept: dict[tuple[str, str], str] = {}
         self.left_out: dict[str, str] = {}
         self.loaded_bytes: dict[str, int] = {}
 
@@ -111,12 +113,38 @@ class Contestants:
                 self.notice(f"{method.name} left out: {reason}")
         return found
 
+    def keep(self, task: Task, policies: Mapping[str, str]) -> None:
+        """Stay with what methods came down to in an earlier process of the same run.
+
+        ``auto``, ``fixed`` and ``hydra-best`` depend on the costs of the process, so that they may
+        come down to something else here; rows of both must not be mixed.
+
+        Args:
+            task: that they are of; none of its schedulers is made yet.
+            policies: by method.
+        """
+        self._kept |= {(task.name, method): policy for method, policy in policies.items()}
+
     def scheduler(self, method: Method, task: Task) -> TopologyScheduler:
         """What chooses the trees of a method: the one place where methods become schedulers.
 
         Raises:
             EntmtpError: it needs heads or a bank that are not there, or do not fit.
         """
+        key = task.name, method.name
+        if key not in self._schedulers:
+            found = self._scheduler(method, task)
+            here, kept = policy_of(found), self._kept.get(key)
+            if kept is not None and kept != here:
+                self.notice(
+                    f"{method.name} on {task.name} stays {kept}, as in the prompts that were done "
+                    f"before; by the costs of this process it would be {here} (--fresh starts over)"
+                )
+                found = self._kept_scheduler(kept, method, task)
+            self._schedulers[key] = found
+        return self._schedulers[key]
+
+    def _scheduler(self, method: Method, task: Task) -> TopologyScheduler:
         drafter, bank = self.drafter(method), self.heads.bank_of(task)
         if method.policy == "published":
             depth = drafter.max_depth
@@ -136,6 +164,17 @@ class Contestants:
             name = best_entry(bank, task)
             return FixedScheduler(name, fitted.get(name))
         return make_scheduler(method.policy, drafter, bank)
+
+    def _kept_scheduler(self, kept: str, method: Method, task: Task) -> TopologyScheduler:
+        """By what :func:`policy_of` said of it."""
+        drafter, bank = self.drafter(method), self.heads.bank_of(task)
+        policy, is_fixed, name = kept.partition(":")
+        if policy == PLAIN:
+            return FixedScheduler.plain()
+        if is_fixed:
+            assert bank is not None  # noqa: S101 - without one there is nothing to choose from
+            return FixedScheduler(name, bank.fitted(drafter.max_depth).get(name))
+        return make_scheduler(policy, drafter, bank)
 
     def drafter(self, method: Method) -> Drafter:
         """Who drafts for a method; loaded when it is first asked for.

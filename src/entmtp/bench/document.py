@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from entmtp import __version__
 from entmtp.bench.contestants import Contestants
 from entmtp.bench.methods import Method
 from entmtp.bench.running import BenchParams
@@ -18,11 +19,15 @@ from entmtp.bench.summary import summarize
 from entmtp.bench.tasks import Task
 from entmtp.bootstrap import CONFIDENCE, RESAMPLES, SEED
 from entmtp.calibrate.adapt import bank_source
+from entmtp.errors import EntmtpError
+from entmtp.kernels.library import library_digest
 from entmtp.params import TypicalParams
+from entmtp.target.native import NativeTarget
 
 __all__ = ["Outcome", "as_document", "find_differences", "settings_digest", "settings_of"]
 
-_PEERS = ("transformers", "llama-cpp-python", "numpy")
+_PEERS = {"hf": "transformers", "llamacpp": "llama-cpp-python", "vllm": "vllm"}
+"""Packages of other programs."""
 
 
 @dataclass
@@ -64,7 +69,7 @@ def settings_of(
     params: BenchParams,
     typical: TypicalParams | None,
 ) -> dict[str, Any]:
-    """What decides about the numbers, the machine aside."""
+    """What decides about the numbers: rows of another process are of this run where it is equal."""
     heads = contestants.heads
     source = asdict(bank_source(contestants.engine, heads.model))
     return {
@@ -74,7 +79,10 @@ def settings_of(
         "num_prompts": {task.name: len(task.prompts) for task in tasks},
         "all_turns": any(task.all_turns for task in tasks),
         "heads": {"medusa": heads.medusa, "hydra": heads.hydra},
-        "banks": dict(heads.bank_digests),
+        "heads_digests": _heads_digests(contestants, methods),
+        "banks": {name: found.digest for name, found in heads.banks.items()},
+        "versions": _versions(methods),
+        "core": _core_digest(contestants, params),
         "max_new_tokens": params.sampling.max_new_tokens,
         "temperature": params.sampling.temperature,
         "seed": params.sampling.seed,
@@ -116,11 +124,12 @@ def as_document(
         "dtype": str(target.dtype),
         "system": platform.platform(),
         "cuda": torch.version.cuda,
-        "versions": {name: _version(name) for name in _PEERS},
+        "versions": {name: _version(name) for name in ("numpy", *_PEERS.values())},
         "interval": f"bootstrap over prompts, {RESAMPLES} draws, seed {SEED}, percentiles",
         "confidence": CONFIDENCE,
         "num_processes": num_processes,
         "settings": dict(settings),
+        "bank_costs": {name: found.costs for name, found in contestants.heads.banks.items()},
         "left_out": dict(contestants.left_out),
         **{key: value for key, value in asdict(outcome).items() if key != "spec_bench" or value},
     }
@@ -136,6 +145,32 @@ def find_differences(outcome: Outcome, *, is_exact: bool) -> list[str]:
         for name, one in results.items()
         if not one["is_peer"] and not one["identical"]
     ]
+
+
+def _heads_digests(contestants: Contestants, methods: Sequence[Method]) -> dict[str, str | None]:
+    """Of the published systems that take part; ``None`` for heads that cannot be had."""
+    found: dict[str, str | None] = {}
+    for method in methods:
+        if method.heads in ("medusa", "hydra"):
+            try:
+                found[method.heads] = contestants.drafter(method).digest
+            except EntmtpError:  # told where the method is to run
+                found[method.heads] = None
+    return found
+
+
+def _versions(methods: Sequence[Method]) -> dict[str, str | None]:
+    """Of this program, and of those that take part."""
+    peers = {_PEERS[method.peer] for method in methods if method.peer is not None}
+    found = {name: _version(name) for name in sorted(peers)}
+    return {"entmtp": __version__, "torch": torch.__version__, **found}
+
+
+def _core_digest(contestants: Contestants, params: BenchParams) -> str | None:
+    """Of the native library where it computes the target, or the noise of sampling."""
+    target = contestants.engine.target
+    is_drawn = not params.sampling.is_greedy and target.device.type == "cpu"
+    return library_digest() if isinstance(target, NativeTarget) or is_drawn else None
 
 
 def _digest(text: str) -> str:

@@ -50,6 +50,8 @@ class Turn:
         num_steps: target forwards in decode.
         steps: one a forward; empty for programs that do not tell.
         nll: negative log-likelihood of all tokens under the target, nats, at temperature 1.
+        policy: what the method came down to, see :func:`entmtp.bench.systems.policy_of`; empty for
+            other programs.
     """
 
     tokens: tuple[int, ...]
@@ -60,6 +62,7 @@ class Turn:
     num_steps: int
     steps: tuple[Step, ...] = ()
     nll: float = 0.0
+    policy: str = ""
 
     @property
     def num_decoded(self) -> int:

@@ -90,6 +90,8 @@ class BenchSession:
             EntmtpError: a method that was asked for cannot run, or decoding failed.
         """
         outcome, runs = Outcome(), dict[str, Sequence[Run]]()
+        for task in self.tasks:
+            self.contestants.keep(task, work.policies(task.name))
         systems = {
             task.name: self.contestants.systems(self.methods, task, is_strict=self.is_strict)
             for task in self.tasks

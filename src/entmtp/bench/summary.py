@@ -70,6 +70,7 @@ def describe_method(
         "prefill_s": sum(firsts),
         "decode_s": sum(run.decode_s for run in runs),
         "title": own.title,
+        "policy": runs[0].turns[0].policy or None,
         "is_peer": own.peer is not None,
         "peak_bytes": max(peaks, default=None),
         "loaded_bytes": loaded_bytes,

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from entmtp.bank import NONE
+from entmtp.bench.methods import PLAIN
 from entmtp.bench.runs import Step, Turn
 from entmtp.engine import Engine, StepTimes
 from entmtp.metrics import StepRecord
 from entmtp.params import SamplingParams, TypicalParams
+from entmtp.scheduler import FixedScheduler, TopologyScheduler
 
-__all__ = ["EngineSystem", "System"]
+__all__ = ["EngineSystem", "System", "policy_of"]
 
 
 class System(Protocol):
@@ -16,6 +19,13 @@ class System(Protocol):
 
     def decode(self, prompt: Sequence[int], sampling: SamplingParams) -> Turn:
         """Answer a prompt of token ids; the seed of the sampling is set."""
+
+
+def policy_of(scheduler: TopologyScheduler) -> str:
+    """The policy, with the name of its one tree: ``dynamic``, ``fixed:tree16``, ``plain``."""
+    if not isinstance(scheduler, FixedScheduler):
+        return scheduler.policy
+    return PLAIN if scheduler.name == NONE else f"{scheduler.policy}:{scheduler.name}"
 
 
 class EngineSystem:
@@ -29,6 +39,7 @@ class EngineSystem:
             typical: lossy typical acceptance; exact without.
         """
         self._engine, self._typical = engine, typical
+        self._policy = policy_of(engine.scheduler)
         self._times: list[StepTimes] = []
         engine.times_observer = self._times.append
 
@@ -46,6 +57,7 @@ class EngineSystem:
             decode_s=stats.decode_s,
             num_steps=stats.num_steps,
             steps=tuple(_step(*pair) for pair in zip(stats.steps, times, strict=True)),
+            policy=self._policy,
         )
 
 

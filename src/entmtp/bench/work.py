@@ -45,6 +45,11 @@ class WorkFile:
         """The runs of a prompt, one a method."""
         return self._done.get((task, prompt, repeat))
 
+    def policies(self, task: str) -> dict[str, str]:
+        """What methods of this program came down to in the rows that are there."""
+        rows = (run for key, runs in self._done.items() if key[0] == task for run in runs)
+        return {run.method: turn.policy for run in rows for turn in run.turns if turn.policy}
+
     def add(self, task: str, runs: Sequence[Run]) -> None:
         """Keep the runs of a prompt.
 

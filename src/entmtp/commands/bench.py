@@ -163,8 +163,8 @@ def _session(workloads: tuple[str, ...], options: dict[str, Any]) -> "Iterator[B
     engine = load_engine(options)
     name, path = _model_of(options["model"])
     tasks = encode_tasks(engine, records, all_turns=options["spec_bench"] is not None)
-    banks, digests = load_banks(options["banks"], engine, records, home() / "banks")
-    heads = Heads(name, path, options["medusa_heads"], options["hydra_heads"], banks, digests)
+    banks = load_banks(options["banks"], engine, records, home() / "banks")
+    heads = Heads(name, path, options["medusa_heads"], options["hydra_heads"], banks)
     traces = home() / "traces" if options["headroom"] else None
     with open_contestants(engine, heads, tasks, params, typical, _notice) as contestants:
         yield BenchSession(
@@ -258,7 +258,8 @@ def _write(
         _write_json(result.document, json_file)
         files.append(json_file)
     if report is not None:
-        files.append(write_report(result.document, result.runs, contestants.heads.banks, report))
+        banks = {name: found.bank for name, found in contestants.heads.banks.items()}
+        files.append(write_report(result.document, result.runs, banks, report))
     if answers is not None:
         runs = list(result.runs.values())
         files += write_answers(answers, contestants.heads.model, session.tasks, runs)

@@ -1,6 +1,7 @@
 """The compiled library through ctypes: structures, signatures, and why it may be missing."""
 
 import ctypes
+import hashlib
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ __all__ = [
     "CWeights",
     "Library",
     "address",
+    "library_digest",
     "load_library",
     "missing_reason",
 ]
@@ -366,6 +368,14 @@ def load_library() -> Library | None:
         return None
     isas = tuple(name for name in ISAS if lib.entmtp_isa_supported(name.encode()))
     return Library(lib, isas)
+
+
+@lru_cache(maxsize=1)
+def library_digest() -> str | None:
+    """First 16 hex digits of the SHA-256 of the library's file; ``None`` where it is missing."""
+    if load_library() is None:
+        return None
+    return hashlib.sha256(_file().read_bytes()).hexdigest()[:16]
 
 
 def missing_reason() -> str | None:

@@ -14,6 +14,7 @@ class FixedScheduler:
 
     def __init__(self, name: str, topology: Topology) -> None:
         """Always choose ``topology``, reported as ``name``."""
+        self.name = name
         self._decision = SchedulerDecision(name, topology)
 
     @classmethod
