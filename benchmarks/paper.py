@@ -17,6 +17,7 @@ With ``--verification exact`` the texts are those of plain decoding, at any temp
 """
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ import click
 import entmtp
 from entmtp.bench.tasks import read_tasks
 from entmtp.cli import cli
+from entmtp.workload import read_workload
 
 SYSTEMS = {
     "plain": "AR",
@@ -98,14 +100,28 @@ def common(args: argparse.Namespace) -> list[str]:
     return [f"--{name}={value}" for name, value in given.items() if value is not None]
 
 
+def calibration_options(args: argparse.Namespace) -> list[str]:
+    """Options of calibrate, but for the prompts and the output."""
+    more = ["--quick"] if args.quick else []
+    return [*common(args), f"--max-nodes={args.max_nodes}", "--measure=none", *more]
+
+
+def bank_file(args: argparse.Namespace, task: str, prompts: str) -> Path:
+    """Of a task, named after all that decides the bank: options, prompts and this version."""
+    records = read_workload(prompts, args.limit)
+    texts = [[record.id, record.task, record.turns] for record in records]
+    decisive = json.dumps([entmtp.__version__, calibration_options(args), texts])
+    digest = hashlib.sha256(decisive.encode()).hexdigest()[:12]
+    return Path(args.work) / f"{task}-{args.temperature:g}-{digest}.json"
+
+
 def calibrate(args: argparse.Namespace, task: str, prompts: str) -> str:
     """The bank of a task as bench takes it; one that is in the work folder is used again."""
-    bank = args.work / f"{task}-{args.temperature:g}.json"
+    bank = bank_file(args, task, prompts)
     if not bank.exists():
         print(f"calibrating {task} on {prompts}", file=sys.stderr)
-        more = ["--quick"] if args.quick else []
-        command = ["calibrate", f"--prompts={prompts}", f"--output={bank}", "--measure=none"]
-        entmtp_command([*command, *common(args), f"--max-nodes={args.max_nodes}", *more])
+        command = ["calibrate", f"--prompts={prompts}", f"--output={bank}"]
+        entmtp_command([*command, *calibration_options(args)])
     return f"--bank={task}={bank}"
 
 

@@ -86,10 +86,29 @@ def test_the_systems_of_the_paper_are_calibrated(
         assert f"\n{name} " in out
     row = json.loads((tmp_path / "paper.json").read_text())["results"]["prompts"]["medusa"]
     assert row["gap_nats"] != 0.0
-    (bank,) = tmp_path.glob("prompts-0.7.json")
+    (bank,) = tmp_path.glob("prompts-0.7-*.json")
     before = bank.stat().st_mtime_ns
-    assert paper.main(run_paper(files, tmp_path, "--max-new-tokens=2", *more)) == 0
+    assert paper.main(run_paper(files, tmp_path, *more)) == 0
+    assert list(tmp_path.glob("prompts-*.json")) == [bank]
     assert bank.stat().st_mtime_ns == before
+
+
+def test_a_bank_is_used_again_for_the_same_calibration_alone(tmp_path: Path) -> None:
+    """Task and temperature alone once named it, so that a rough bank stood for a thorough one."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "hello"}\n{"prompt": "you"}')
+
+    def name(*more: str) -> str:
+        given = ["--model=m", "--hydra=h", f"--prompts={prompts}", *more]
+        return paper.bank_file(paper.parse(given), "prompts", str(prompts)).name
+
+    others = ("--quick", "--limit=1", "--seed=1", "--max-nodes=8", "--max-new-tokens=9")
+    others += ("--temperature=0.7", "--threads=1", "--backend=torch", "--model=n", "--hydra=i")
+    names = {name(), *map(name, others)}
+    assert len(names) == 1 + len(others)
+    assert {name("--repeats=2"), name("--verification=typical"), name("--medusa=g")} == {name()}
+    prompts.write_text('{"prompt": "hello"}\n{"prompt": "they"}')
+    assert name() not in names
 
 
 @pytest.mark.usefixtures("own_home")
