@@ -8,9 +8,11 @@ from entmtp.params import SamplingParams
 __all__ = ["ScriptedSystem", "make_run", "make_step"]
 
 
-def make_step(plan: str, total_ms: float, *, nodes: int = 2, accepted: int = 1) -> Step:
+def make_step(
+    plan: str, total_ms: float, *, nodes: int = 2, depth: int = 1, accepted: int = 1
+) -> Step:
     """A step whose time is all in the forward."""
-    return Step(plan, nodes, accepted, 0.5, 0.0, 0.0, total_ms, 0.0)
+    return Step(plan, nodes, depth, accepted, 0.5, 0.0, 0.0, total_ms, 0.0)
 
 
 def make_run(

@@ -101,10 +101,12 @@ def test_all_methods_side_by_side(
         assert key in document
     assert document["settings"]["tasks"]["prompts"]
     page = Page()
-    page.feed((tmp_path / "report" / "bench.html").read_text())
+    html = (tmp_path / "report" / "bench.html").read_text()
+    page.feed(html)
     assert {"html", "table", "img"} <= page.tags
     assert not page.tags & {"script", "link", "iframe"}
     assert len(page.sources) >= 3
+    assert "<li><b>hydra</b> (fixed:mc_sim_7b_63): mc_sim_7b_63 100.0%</li>" in html
     assert all(source.startswith("data:image/png;base64,") for source in page.sources)
     assert list((own_home / "bench").glob("*.jsonl")) == []
 

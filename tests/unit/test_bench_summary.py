@@ -7,7 +7,7 @@ import pytest
 
 from bench_cases import make_run, make_step
 from entmtp.bench.document import Outcome, find_differences
-from entmtp.bench.runs import Run
+from entmtp.bench.runs import Run, size_class
 from entmtp.bench.specbench import group_measures, read_questions, write_answers
 from entmtp.bench.summary import summarize, switch_cost
 from entmtp.bench.tasks import Task, read_tasks
@@ -29,6 +29,30 @@ def test_a_switch_costs_what_steps_of_the_same_plan_take_longer() -> None:
     steps = [make_step(plan, ms) for plan, ms in plans]
     assert switch_cost([steps]) == pytest.approx((0.5 + 0.25) / 2)
     assert switch_cost([steps[:2], steps[3:4]]) is None  # the next text is no switch
+
+
+def test_switches_between_grown_trees_compare_trees_of_one_shape() -> None:
+    """Within a class of sizes larger trees cost more, which is no cost of a switch."""
+    sizes = [(5, 2), (8, 2), (8, 2), (3, 2), (8, 2), (5, 2), (8, 3), (3, 2), (8, 3)]
+    steps = [
+        make_step(size_class(nodes), 10 * nodes + depth, nodes=nodes, depth=depth)
+        for nodes, depth in sizes
+    ]
+    assert switch_cost([steps]) == 0.0
+    steps[4] = make_step("5-8 nodes", 82.5, nodes=8, depth=2)  # after a change; the other is not
+    assert switch_cost([steps]) == pytest.approx((0.5 + 0.0) / 2)
+
+
+def test_classes_of_sizes() -> None:
+    """Twice as wide each time."""
+    names = {n: size_class(n) for n in range(70)}
+    assert list(dict.fromkeys(names.values())) == [
+        "none",
+        *(f"{span} nodes" for span in ("1-2", "3-4", "5-8", "9-16", "17-32", "33-64", "65-128")),
+    ]
+    for nodes in range(1, 70):
+        least, most = map(int, names[nodes].split()[0].split("-"))
+        assert least <= nodes <= most
 
 
 def test_results_of_a_method() -> None:

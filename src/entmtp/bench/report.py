@@ -52,6 +52,7 @@ def write_report(
         "<h1>entmtp bench</h1>",
         _facts(document),
         _results(document),
+        _plans(document),
         _strip(runs),
         _headroom(document),
         _costs(runs, banks),
@@ -128,6 +129,23 @@ def _result_row(name: str, one: Mapping[str, Any]) -> list[str]:
         "-" if one["num_switches"] is None else str(one["num_switches"]),
         "-" if one["switch_cost_ms"] is None else f"{one['switch_cost_ms']:+.3f}",
     ]
+
+
+def _plans(document: Mapping[str, Any]) -> str:
+    """What methods came down to, and the share of steps that each plan has."""
+    parts = [
+        "<h2>Plans</h2>",
+        '<p class="note">Share of steps. Trees that are grown are told apart by their size.</p>',
+    ]
+    for task, found in document["results"].items():
+        lines = [_plan_line(name, one) for name, one in found.items() if one["plan_shares"]]
+        parts.append(f"<h3>{escape(task)}</h3>\n<ul>" + "\n".join(lines) + "</ul>")
+    return "\n".join(parts)
+
+
+def _plan_line(name: str, one: Mapping[str, Any]) -> str:
+    shares = ", ".join(f"{plan} {share:.1%}" for plan, share in one["plan_shares"].items())
+    return f"<li><b>{escape(name)}</b> ({escape(one['policy'])}): {escape(shares)}</li>"
 
 
 def _strip(runs: Mapping[str, Sequence[Run]]) -> str:

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Run", "Step", "Turn"]
+from entmtp.bank import NONE
+
+__all__ = ["Run", "Step", "Turn", "size_class"]
 
 
 @dataclass(frozen=True)
@@ -12,8 +14,9 @@ class Step:
     """One step of decoding.
 
     Attributes:
-        plan: name of the scheduler's choice.
+        plan: name of the scheduler's choice; of a tree that was grown its :func:`size_class`.
         nodes: draft tokens checked.
+        depth: of the tree that was checked.
         accepted: draft tokens kept, before cutting at a stop.
         entropy: nats, of the distribution that the root was drawn from.
         schedule_ms: choosing the plan.
@@ -24,6 +27,7 @@ class Step:
 
     plan: str
     nodes: int
+    depth: int
     accepted: int
     entropy: float
     schedule_ms: float
@@ -32,9 +36,26 @@ class Step:
     rest_ms: float
 
     @property
+    def shape(self) -> tuple[str, int, int]:
+        """What steps have in common whose times can be compared."""
+        return self.plan, self.nodes, self.depth
+
+    @property
     def total_ms(self) -> float:
         """The whole step."""
         return self.schedule_ms + self.draft_ms + self.forward_ms + self.rest_ms
+
+
+def size_class(nodes: int) -> str:
+    """Plan of a tree that was grown: ``none``, ``1-2 nodes``, ``3-4 nodes``, ``5-8 nodes`` ...
+
+    A policy that grows trees makes one decision for all of them, and hardly two trees are alike.
+    """
+    if not nodes:
+        return NONE
+    most = max(2, 1 << (nodes - 1).bit_length())
+    least = 1 if most == 2 else most // 2 + 1
+    return f"{least}-{most} nodes"
 
 
 @dataclass(frozen=True)

@@ -82,14 +82,15 @@ def describe_method(
 def switch_cost(texts: Sequence[Sequence[Step]]) -> float | None:
     """Milliseconds that a step takes longer where its plan is not that of the step before.
 
-    Within each plan: the mean step after a change minus the mean step without one, weighted by the
-    number of changes to it. ``None`` where no plan has both.
+    Within each plan, and each number of nodes and depth of its trees: the mean step after a change
+    minus the mean step without one, weighted by the number of changes to it. ``None`` where none
+    has both.
     """
-    times: dict[str, tuple[list[float], list[float]]] = {}
+    times: dict[tuple[str, int, int], tuple[list[float], list[float]]] = {}
     for steps in texts:
         for before, step in pairwise(steps):
             has_changed = step.plan != before.plan
-            times.setdefault(step.plan, ([], []))[has_changed].append(step.total_ms)
+            times.setdefault(step.shape, ([], []))[has_changed].append(step.total_ms)
     pairs = [(stays, changes) for stays, changes in times.values() if stays and changes]
     weight = sum(len(changes) for _, changes in pairs)
     if not weight:

@@ -5,11 +5,12 @@ from typing import Protocol
 
 from entmtp.bank import NONE
 from entmtp.bench.methods import PLAIN
-from entmtp.bench.runs import Step, Turn
+from entmtp.bench.runs import Step, Turn, size_class
 from entmtp.engine import Engine, StepTimes
 from entmtp.metrics import StepRecord
 from entmtp.params import SamplingParams, TypicalParams
 from entmtp.scheduler import FixedScheduler, TopologyScheduler
+from entmtp.scheduler.registry import GROWING
 
 __all__ = ["EngineSystem", "System", "policy_of"]
 
@@ -40,6 +41,7 @@ class EngineSystem:
         """
         self._engine, self._typical = engine, typical
         self._policy = policy_of(engine.scheduler)
+        self._is_growing = engine.scheduler.policy in GROWING
         self._times: list[StepTimes] = []
         engine.times_observer = self._times.append
 
@@ -56,17 +58,17 @@ class EngineSystem:
             prefill_s=stats.prefill_s,
             decode_s=stats.decode_s,
             num_steps=stats.num_steps,
-            steps=tuple(_step(*pair) for pair in zip(stats.steps, times, strict=True)),
+            steps=tuple(self._step(*pair) for pair in zip(stats.steps, times, strict=True)),
             policy=self._policy,
         )
 
-
-def _step(record: StepRecord, times: StepTimes) -> Step:
-    seconds = (times.schedule_s, times.draft_s, times.forward_s, times.rest_s)
-    return Step(
-        record.topology,
-        record.num_nodes,
-        record.num_accepted,
-        round(record.entropy, 4),
-        *(round(1000 * one, 4) for one in seconds),
-    )
+    def _step(self, record: StepRecord, times: StepTimes) -> Step:
+        seconds = (times.schedule_s, times.draft_s, times.forward_s, times.rest_s)
+        return Step(
+            size_class(record.num_nodes) if self._is_growing else record.topology,
+            record.num_nodes,
+            record.depth,
+            record.num_accepted,
+            round(record.entropy, 4),
+            *(round(1000 * one, 4) for one in seconds),
+        )
