@@ -75,7 +75,7 @@ _ALL = (
         Method(f"llamacpp:{kind}", f"llama.cpp, {kind}", peer="llamacpp", variant=kind)
         for kind in ("Q4_0", "Q8_0", "BF16")
     ),
-    Method("vllm", "vLLM", peer="vllm"),
+    Method("vllm", "vLLM, which is not driven yet", peer="vllm"),
 )
 
 METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +53,12 @@ class PeerSetting:
 
 def peer_obstacle(method: Method, setting: PeerSetting) -> str | None:
     """Why a peer cannot run here; ``None`` where it can be tried."""
+    if method.peer == "vllm":
+        return "nothing in this version drives vLLM, whether it is installed or not"
     if not setting.is_cpu:
         return "peers are compared on the CPU only"
     if method.peer == "llamacpp":
         return missing_llama_cpp()
-    if method.peer == "vllm":
-        if find_spec("vllm") is None:
-            return "vllm is not installed"
-        return (
-            "vllm is installed, but nothing here drives it: there is no build for this CPU to try"
-        )
     return None if setting.model.is_dir() else "transformers needs a folder, not a .gguf file"
 
 
