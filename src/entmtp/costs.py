@@ -6,10 +6,11 @@ depends on the rows that are evaluated at each depth. Between measured points th
 linearly, and beyond them along the last piece.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -88,16 +89,20 @@ class CostTable:
 
     def forward(self, rows: int, context: float, batch: int = 1) -> float:
         """The target's forward over ``batch`` trees of so many rows."""
-        by_batch = []
-        for table in self.forward_ms:
-            by_context = [_read(rows, self.rows, line) for line in table]
-            by_batch.append(_read(context, self.contexts, by_context))
-        return max(_read(batch, self.batches, by_batch), 0.0)
+        at_rows, at_context = _place(rows, self.rows), _place(context, self.contexts)
+        at_batch = _place(batch, self.batches)
+        ends = [
+            at_context.between(*(at_rows.read(table[end]) for end in at_context.ends))
+            for table in (self.forward_ms[end] for end in at_batch.ends)
+        ]
+        return max(at_batch.between(*ends), 0.0)
 
     def rest(self, rows: int, batch: int = 1) -> float:
         """What is neither draft nor forward."""
-        by_batch = [_read(rows, self.rows, line) for line in self.rest_ms]
-        return max(_read(batch, self.batches, by_batch), 0.0)
+        at_rows, at_batch = _place(rows, self.rows), _place(batch, self.batches)
+        return max(
+            at_batch.between(*(at_rows.read(self.rest_ms[end]) for end in at_batch.ends)), 0.0
+        )
 
     def draft(self, topology: Topology, batch: int = 1) -> float:
         """Filling ``batch`` trees; depths beyond the table cost as its last one."""
@@ -144,14 +149,28 @@ class CostTable:
             raise BankError(f"costs: not a table of costs ({error!r})") from error
 
 
-def _read(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Piecewise linear through the points, and on along the first or the last piece."""
-    if len(xs) == 1:
-        return float(ys[0])
-    at = int(np.searchsorted(xs, x, side="right")) - 1
-    at = min(max(at, 0), len(xs) - 2)
-    share = (x - xs[at]) / (xs[at + 1] - xs[at])
-    return float(ys[at] + share * (ys[at + 1] - ys[at]))
+class _Place(NamedTuple):
+    """Two neighbouring points, and how far a value lies on the way from the first to the second."""
+
+    ends: tuple[int, int]
+    share: float
+
+    def between(self, first: float, second: float) -> float:
+        """Linear through what was found at the two, and on beyond them."""
+        return float(first + self.share * (second - first))
+
+    def read(self, values: Sequence[float]) -> float:
+        """The same of a line of the table."""
+        first, second = self.ends
+        return self.between(values[first], values[second])
+
+
+def _place(x: float, points: Sequence[float]) -> _Place:
+    """Between which points ``x`` lies; beyond them, along the first or the last piece."""
+    if len(points) == 1:
+        return _Place((0, 0), 0.0)
+    at = min(max(bisect_right(points, x) - 1, 0), len(points) - 2)
+    return _Place((at, at + 1), (x - points[at]) / (points[at + 1] - points[at]))
 
 
 def _as_tuples(values: Any) -> Any:

@@ -1,8 +1,11 @@
 """The table of costs: what is read between its points, and what is refused."""
 
 import json
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from costs import linear_costs
@@ -22,6 +25,42 @@ def test_a_linear_table_is_read_exactly(rows: int, context: float, batch: int) -
     expected = 10 + batch * (rows + context / 100)
     assert linear_costs().forward(rows, context, batch) == pytest.approx(expected)
     assert linear_costs().rest(rows, batch) == pytest.approx(0.5 * batch)
+
+
+def slow_read(x: float, points: Sequence[float], values: Sequence[float]) -> float:
+    """Piecewise linear through the points, and on along the first or the last piece."""
+    if len(points) == 1:
+        return values[0]
+    at = int(np.searchsorted(points, x, side="right")) - 1
+    at = min(max(at, 0), len(points) - 2)
+    share = (x - points[at]) / (points[at + 1] - points[at])
+    return values[at] + share * (values[at + 1] - values[at])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_table_is_read_to_the_bit_as_reading_is_written_out(seed: int) -> None:
+    """All lines first, then along the contexts, then along the batches; tables of any size."""
+    rng = random.Random(seed)
+    axes = [[1, 2, 4, 7, 16][: rng.randint(1, 5)] for _ in range(2)]
+    rows, batches, contexts = *axes, [40, 100, 1000][: rng.randint(1, 3)]
+    lines = [[[rng.uniform(0.1, 9) for _ in rows] for _ in contexts] for _ in batches]
+    table = replace(
+        linear_costs(),
+        rows=tuple(rows),
+        batches=tuple(batches),
+        contexts=tuple(contexts),
+        forward_ms=tuple(tuple(tuple(line) for line in lines) for lines in lines),
+        rest_ms=tuple(tuple(line[0]) for line in lines),
+    )
+    for _ in range(50):
+        x, context, batch = rng.randint(1, 30), rng.uniform(0, 2000), rng.randint(1, 20)
+        by_batch = [
+            slow_read(context, contexts, [slow_read(x, rows, line) for line in own])
+            for own in lines
+        ]
+        assert table.forward(x, context, batch) == max(slow_read(batch, batches, by_batch), 0.0)
+        by_batch = [slow_read(x, rows, own[0]) for own in lines]
+        assert table.rest(x, batch) == max(slow_read(batch, batches, by_batch), 0.0)
 
 
 def test_a_draft_costs_its_depths_and_their_rows() -> None:

@@ -99,17 +99,22 @@ class DynamicParams:
         try:
             envelope = Topology.from_paths(self.envelope)
             table, gains = self._table(envelope), np.array(self.gains, dtype=np.float64)
+            if len(self.trust_bounds) != len(table) - 1:
+                raise ValueError(f"{len(self.trust_bounds)} bounds between {len(table)} classes")
             forced = gains[:1].copy()
             forced[:, 0] = _FORCED
             copies = None
             if self.hits:
                 copies = CopyTable(np.array(self.hits), np.array(self.mixes))
-            return GrowthRule(
+            rule = GrowthRule(
                 envelope,
                 np.concatenate((table, table[:1])),
                 np.concatenate((gains, forced)),
                 copies,
             )
+            if not 0 <= self.mean_nodes <= rule.max_nodes:
+                raise ValueError(f"{self.mean_nodes} nodes on average, of {rule.max_nodes}")
+            return rule
         except (TopologyError, ValueError, IndexError) as error:
             raise BankError(
                 f"policy dynamic: its parameters do not fit together ({error})"
@@ -148,7 +153,11 @@ class DynamicScheduler:
         self._params, self._costs = params, costs
         self._rule = params.rule()
         self._bounds = list(params.trust_bounds)
-        self._decisions: dict[tuple[int, int, int], SchedulerDecision] = {}
+        typical, there = round(params.mean_nodes), params.context
+        self._typical_ms = float(growth_costs(costs, 1, typical, there, 1).rows[typical])
+        self._decisions: dict[tuple[int, int], list[SchedulerDecision]] = {}
+        for context in range(len(CONTEXTS)):  # one sequence never waits for a plan
+            self._decisions[context, 1] = self._decide(context, 1)
 
     def start(self) -> _State:
         """Nothing is known of the request."""
@@ -167,22 +176,24 @@ class DynamicScheduler:
             params = self._params
             trust = trust_of(signal.hit_ema, signal.num_hits, params.prior, params.prior_steps)
             at = bisect_right(self._bounds, trust)
-        context = context_class(signal.context)
-        key = at, context, signal.batch
-        found = self._decisions.get(key)
-        if found is None:
-            plan = self._plan(at, float(CONTEXTS[context]), signal.batch)
-            found = self._decisions[key] = SchedulerDecision("dynamic", plan, bin=at)
-        return found
+        key = context_class(signal.context), signal.batch
+        decisions = self._decisions.get(key)
+        if decisions is None:
+            decisions = self._decisions[key] = self._decide(*key)
+        return decisions[at]
 
-    def _plan(self, at: int, context: float, batch: int) -> GrowthPlan:
+    def _decide(self, context: int, batch: int) -> list[SchedulerDecision]:
+        """For each class of trust; what steps cost does not depend on it."""
         rule, params = self._rule, self._params
-        costs = growth_costs(self._costs, rule.envelope.max_depth, rule.max_nodes, context, batch)
-        typical = round(params.mean_nodes)
-        there = float(costs.rows[typical])
-        here = float(growth_costs(self._costs, 1, typical, params.context, 1).rows[typical])
+        costs = growth_costs(
+            self._costs, rule.envelope.max_depth, rule.max_nodes, float(CONTEXTS[context]), batch
+        )
+        rate = params.rate * self._typical_ms / float(costs.rows[round(params.mean_nodes)])
         depth = max(rule.envelope.max_depth, rule.copies.length if rule.copies else 0)
-        return GrowthPlan(rule, costs, at, params.rate * here / there, depth)
+        return [
+            SchedulerDecision("dynamic", GrowthPlan(rule, costs, at, rate, depth), bin=at)
+            for at in range(rule.num_classes)
+        ]
 
 
 def trust_of(hit_ema: float, num_hits: int, prior: float, prior_steps: float) -> float:

@@ -96,6 +96,8 @@ class ThroughputScheduler:
         self._bands = Bands(params.bounds, params.bounds, params.min_dwell)
         self._probe = SchedulerDecision(params.probe, bank.get(params.probe))
         self._decisions: dict[tuple[int, int], list[SchedulerDecision]] = {}
+        for context in range(len(CONTEXTS)):  # one sequence never waits for a choice
+            self._decisions[context, 1] = self._decide(context, 1)
 
     def start(self) -> LevelState:
         """Nothing is known of the request."""

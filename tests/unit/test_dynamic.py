@@ -1,0 +1,98 @@
+"""``dynamic``: which plan a step gets, and when plans are made."""
+
+from dataclasses import replace
+
+import pytest
+
+from costs import linear_costs
+from entmtp.drafters.copying import NUM_MATCHES
+from entmtp.errors import BankError
+from entmtp.growth import GrowthPlan
+from entmtp.scheduler import Signal
+from entmtp.scheduler.bands import CONTEXTS, PROBE_EVERY
+from entmtp.scheduler.dynamic import DynamicParams, DynamicScheduler, growth_costs
+
+COSTS = linear_costs(row_ms=0.5)
+QUIET = Signal(0.5, 1.0, 0.5, 1.0, accepted_ema=0.0, num_steps=0)
+PARAMS = DynamicParams(
+    envelope=((0,), (1,), (0, 0)),
+    odds=((1.0, -1.0, 0.0, 0.0),) * 3,
+    trust_bounds=(0.3, 0.7),
+    trust_odds=((-1.0, -1.0), (0.0, 0.0), (1.0, 1.0)),
+    prior=0.5,
+    prior_steps=2.0,
+    gains=((0.5, 0.5), (1.0, 1.0), (2.0, 2.0)),
+    hits=((0.9, 0.8, 0.7),) * NUM_MATCHES,
+    mixes=((0.5, 0.5, 0.5),) * NUM_MATCHES,
+    rate=0.1,
+    context=150.0,
+    mean_nodes=2.0,
+)
+
+
+def plan_of(scheduler: DynamicScheduler, share: float, context: int, batch: int = 1) -> GrowthPlan:
+    """For a request of which so many first tokens were right."""
+    signal = QUIET._replace(hit_ema=share, num_hits=50, context=context, batch=batch)
+    plan = scheduler.choose(scheduler.start(), signal).plan
+    assert isinstance(plan, GrowthPlan)
+    return plan
+
+
+def test_a_plan_is_of_a_class_of_trust_a_context_and_a_batch() -> None:
+    """Its costs are those of the end of the class of contexts; the rate falls as steps get dear."""
+    scheduler = DynamicScheduler(PARAMS, COSTS)
+    assert [plan_of(scheduler, s, 0).signal_class for s in (0.0, 0.5, 1.0)] == [0, 1, 2]
+    for context, batch in ((0, 1), (100, 1), (100, 3)):
+        plan = plan_of(scheduler, 0.5, context, batch)
+        end = float(min(end for end in CONTEXTS if end > context))
+        costs = growth_costs(COSTS, 2, 6, end, batch)
+        for name in ("rows", "draft", "draft_row"):
+            assert getattr(plan.costs, name).tolist() == getattr(costs, name).tolist()
+        here = growth_costs(COSTS, 2, 6, PARAMS.context, 1).rows[2]
+        assert plan.rate == PARAMS.rate * float(here) / float(costs.rows[2])
+        assert plan.depth == 3
+
+
+def test_after_plain_steps_the_drafter_is_asked_again() -> None:
+    """By the last class, whose gain at the root is beyond any cost."""
+    scheduler = DynamicScheduler(PARAMS, COSTS)
+    state = scheduler.start()
+    classes = [scheduler.choose(state, QUIET).bin for _ in range(2 * PROBE_EVERY)]
+    assert [at for at, kind in enumerate(classes) if kind == 3] == [15, 31]
+
+
+def test_plans_of_one_sequence_are_made_with_the_scheduler() -> None:
+    """None is made between two tokens; those of larger batches are made once."""
+    scheduler = DynamicScheduler(PARAMS, COSTS)
+    made = {key: list(plans) for key, plans in scheduler._decisions.items()}
+    assert made.keys() == {(context, 1) for context in range(len(CONTEXTS))}
+    for context in (0, *CONTEXTS, 10**6):
+        for share in (0.0, 0.5, 1.0):
+            plan_of(scheduler, share, context)
+    assert scheduler._decisions == made
+    assert plan_of(scheduler, 0.5, 300, 7) is plan_of(scheduler, 0.5, 310, 7)
+
+
+def test_classes_of_trust_share_what_steps_cost() -> None:
+    """Which does not depend on them."""
+    scheduler = DynamicScheduler(PARAMS, COSTS)
+    for batch in (1, 4):
+        plans = [plan_of(scheduler, share, 200, batch) for share in (0.0, 0.5, 1.0)]
+        assert len({plan.signal_class for plan in plans}) == 3
+        assert len({id(plan.costs) for plan in plans}) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trust_bounds": (0.3,)}, "1 bounds between 3 classes"),
+        ({"mean_nodes": 7.0}, "7.0 nodes on average, of 6"),
+        ({"mean_nodes": float("nan")}, "nan nodes on average"),
+        ({"odds": PARAMS.odds[:2]}, "could not be broadcast"),
+        ({"hits": ((0.5,),)}, "the tables of copies are"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_refused(changes: dict[str, object], message: str) -> None:
+    """When the scheduler is made, not in the middle of a text."""
+    with pytest.raises(BankError, match=message):
+        DynamicScheduler(replace(PARAMS, **changes), COSTS)  # type: ignore[arg-type]
