@@ -82,6 +82,12 @@ def test_classes_of_trust_share_what_steps_cost() -> None:
         assert len({id(plan.costs) for plan in plans}) == 1
 
 
+def test_it_says_whether_plans_hold_copies() -> None:
+    """So that prompts are read for them in time, or not at all."""
+    assert DynamicScheduler(PARAMS, COSTS).can_copy
+    assert not DynamicScheduler(replace(PARAMS, hits=(), mixes=()), COSTS).can_copy
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

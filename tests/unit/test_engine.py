@@ -528,6 +528,24 @@ def test_the_observer_sees_the_row_that_each_token_was_chosen_from(temperature: 
     assert len(rows) == len(expected)
 
 
+class CopyingScheduler(FixedScheduler):
+    """Says that its plans may hold copies."""
+
+    can_copy = True
+
+
+def test_a_prompt_is_read_for_copies_with_its_first_token() -> None:
+    """Where the scheduler can copy; that time is of the prefill."""
+    for kind, num_read in ((FixedScheduler, None), (CopyingScheduler, len(PROMPT))):
+        engine = make_engine()
+        engine.submit(Request(PROMPT, sampling(4), kind.plain()))
+        engine.step()
+        (sequence,) = engine._running
+        assert sequence.is_prefilled
+        found = sequence._copies
+        assert (None if found is None else len(found)) == num_read
+
+
 @pytest.mark.parametrize("has_own_threads", [True, False])
 def test_torch_steps_aside_for_a_target_with_threads_of_its_own(has_own_threads: bool) -> None:
     """One thread of torch while a step is made, as many as before when it has failed or ended."""

@@ -5,6 +5,7 @@ the surer the copy; and it is the surer, the more of the newest tokens were thos
 sure is found by calibration, class by class; the class is a function of the text alone.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from entmtp.growth import Copy
@@ -25,17 +26,22 @@ _DECAY = 0.9  # of the average over recent tokens
 _MAX_GRAM = 4  # found by a table; longer matches by looking back from there
 _MAX_MATCH = MATCH_LENGTHS[-1]
 _BITS = 24  # of a token id inside a key; no vocabulary has as many
+_SHIFTS = tuple(_BITS * n for n in range(1, _MAX_GRAM))
 
 
 class CopyIndex:
     """One text, and where each n-gram of it was last followed by a token."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
-        """Start with a text."""
-        self._tokens = list(tokens)
+        """Read a text."""
+        self._tokens: list[int] = []
         self._followers: dict[int, int] = {}  # n-gram -> position of the token behind it
-        self._num_indexed = 0
         self._hits = self._weight = 0.0
+        self._keys: list[int] = []
+        """Of the n-grams at the end of the text, the shortest first."""
+        self._num_known = self._place = 0
+        """How many of these occurred before, and what followed the longest, most recently."""
+        self.extend(tokens)
 
     def __len__(self) -> int:
         """Tokens of the text."""
@@ -43,7 +49,27 @@ class CopyIndex:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens."""
-        self._tokens.extend(tokens)
+        text, followers = self._tokens, self._followers
+        keys, num_known, place = self._keys, self._num_known, self._place
+        for token in tokens:
+            position = len(text)
+            for key in keys:
+                followers[key] = position
+            if num_known:
+                is_hit = text[place] == token
+                self._hits = _DECAY * self._hits + (1 - _DECAY) * is_hit
+                self._weight = _DECAY * self._weight + (1 - _DECAY)
+            text.append(token)
+            newest = token + 1
+            longer = zip(_SHIFTS, keys, strict=False)
+            keys = [newest, *[newest << shift | key for shift, key in longer]]
+            num_known = place = 0
+            for key in keys:
+                known = followers.get(key)
+                if known is None:  # nor is any longer one
+                    break
+                num_known, place = num_known + 1, known
+        self._keys, self._num_known, self._place = keys, num_known, place
 
     def find(self, length: int) -> Copy | None:
         """The ``length`` tokens that followed the longest match, the most recent one.
@@ -51,52 +77,27 @@ class CopyIndex:
         A copy that reaches the end of the text goes on with its own tokens, as a text does that
         repeats itself. ``None`` where no token of the end of the text occurred before.
         """
-        self._catch_up()
-        at = self._last_place()
-        if at is None:
+        if not self._num_known:
             return None
+        at = self._place
         tokens = self._tokens[at : at + length]
         period = len(self._tokens) - at
         while len(tokens) < length:
             tokens.append(tokens[-period])
-        return Copy(self._match_class(at), tuple(tokens))
+        return Copy(self._match_class(), tuple(tokens))
 
-    def _match_class(self, at: int) -> int:
-        matched = self._match_length(at)
-        length_class = sum(matched >= least for least in MATCH_LENGTHS) - 1
+    def _match_class(self) -> int:
+        length_class = bisect_right(MATCH_LENGTHS, self._match_length()) - 1
         share = self._hits / self._weight if self._weight else 0.0
-        share_class = sum(share >= bound for bound in SHARES)
-        return length_class * (len(SHARES) + 1) + share_class
+        return length_class * (len(SHARES) + 1) + bisect_right(SHARES, share)
 
-    def _last_place(self) -> int | None:
-        """Position behind the most recent occurrence of the longest known n-gram."""
-        key, found = 0, None
-        for token in reversed(self._tokens[-_MAX_GRAM:]):
-            key = key << _BITS | (token + 1)
-            place = self._followers.get(key)
-            if place is None:
-                break
-            found = place
-        return found
-
-    def _match_length(self, at: int) -> int:
-        """Tokens before ``at`` that equal the end of the text, at most :data:`_MAX_MATCH`."""
+    def _match_length(self) -> int:
+        """Tokens before the place that equal the end of the text, at most :data:`_MAX_MATCH`."""
+        length, at = self._num_known, self._place
+        if length < _MAX_GRAM:  # one more would be a known n-gram
+            return length
         tokens, end = self._tokens, len(self._tokens)
-        length = 0
-        while length < min(_MAX_MATCH, at) and tokens[at - 1 - length] == tokens[end - 1 - length]:
+        most = min(_MAX_MATCH, at)
+        while length < most and tokens[at - 1 - length] == tokens[end - 1 - length]:
             length += 1
         return length
-
-    def _catch_up(self) -> None:
-        tokens = self._tokens
-        for position in range(max(self._num_indexed, 1), len(tokens)):
-            key, copied = 0, None
-            for token in reversed(tokens[max(position - _MAX_GRAM, 0) : position]):
-                key = key << _BITS | (token + 1)
-                copied = self._followers.get(key, copied)
-                self._followers[key] = position
-            if copied is not None:
-                is_hit = tokens[copied] == tokens[position]
-                self._hits = _DECAY * self._hits + (1 - _DECAY) * is_hit
-                self._weight = _DECAY * self._weight + (1 - _DECAY)
-        self._num_indexed = len(tokens)

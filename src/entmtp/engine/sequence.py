@@ -111,7 +111,7 @@ class ActiveSequence:
         return self.cache.length == len(self.request.prompt)
 
     def first_token(self, logits: Tensor, argmax: list[int] | None, drafter: Drafter) -> int:
-        """Choose the token after the prompt; start the drafter's state.
+        """Choose the token after the prompt; start the drafter's state and the index of copies.
 
         Args:
             logits: ``(1, V)`` of the target.
@@ -125,6 +125,8 @@ class ActiveSequence:
         hidden = torch.cat(self._prompt_hidden)
         self._prompt_hidden.clear()
         self.drafter_state = drafter.prefill(self.request.prompt, hidden, token)
+        if getattr(self.scheduler, "can_copy", False):
+            self._copies = CopyIndex(self.request.prompt)
         self._first = self._last = time.perf_counter()
         return token
 

@@ -28,7 +28,11 @@ class SchedulerDecision:
 
 
 class TopologyScheduler(Protocol):
-    """Chooses a topology before every step. It never touches the cache or the model."""
+    """Chooses a topology before every step. It never touches the cache or the model.
+
+    One whose plans may hold copies says so by an attribute ``can_copy`` that is true: prompts are
+    then read for copies with their first tokens, not in the first step that asks for one.
+    """
 
     @property
     def policy(self) -> str:

@@ -152,6 +152,7 @@ class DynamicScheduler:
         """
         self._params, self._costs = params, costs
         self._rule = params.rule()
+        self.can_copy = self._rule.copies is not None
         self._bounds = list(params.trust_bounds)
         typical, there = round(params.mean_nodes), params.context
         self._typical_ms = float(growth_costs(costs, 1, typical, there, 1).rows[typical])
