@@ -252,6 +252,10 @@ class GrowthPlan:
     signal_class: int
     rate: float
     depth: int
+    _cuts: dict[int, "GrowthPlan"] = field(default_factory=dict, init=False, repr=False)
+    _bare: dict[tuple[int, int], Topology | None] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         """Refuse costs that end before the rule does, since the native core reads all of them.
@@ -293,11 +297,33 @@ class GrowthPlan:
         return self.rule.envelope.max_rank
 
     def truncate(self, max_depth: int) -> "GrowthPlan":
-        """The plan for trees of at most that depth; the same object where it changes nothing."""
+        """The plan for trees of at most that depth, made once; the same object if that is all."""
         if max_depth >= self.depth:
             return self
         depth = max(max_depth, 0)
-        return GrowthPlan(self.rule, self.costs, self.signal_class, self.rate, depth)
+        found = self._cuts.get(depth)
+        if found is None:
+            found = GrowthPlan(self.rule, self.costs, self.signal_class, self.rate, depth)
+            self._cuts[depth] = found
+        return found
+
+    def bare(self, copy: Copy | None) -> Topology | None:
+        """The tree of a step in which no row is worth being scored; ``None`` where one is.
+
+        It holds the first tokens of the copy, as many as are worth it, maybe none. What its tokens
+        are does not matter, so that it is made once.
+
+        Args:
+            copy: what followed the same words earlier.
+        """
+        copies = self.rule.copies
+        length = min(len(copy.tokens), copies.length, self.depth) if copy and copies else 0
+        key = (copy.match, length) if copy and length else (0, 0)
+        if key not in self._bare:
+            grower = Grower(self, copy)
+            is_open = bool(grower.open_rows(0))
+            self._bare[key] = None if is_open else self.rule.subtree(*grower.keep()).topology
+        return self._bare[key]
 
 
 class Grower:

@@ -124,6 +124,11 @@ def test_trees_grow_as_those_of_the_twin(data: st.DataObject, name: str, threads
         assert (list(found.kept), found.attach) == kept
         assert_array_equal(found.codes, own)
         check_tree(drafter, request, text.start(drafter, CASE), found)
+        tree, again = found.tree, replace(request, state=text.start(drafter, CASE))
+        [drafted] = drafter.draft([again])  # which does not ask where nothing is worth it
+        assert drafted.topology is tree.topology
+        assert drafted.tokens.tolist() == tree.tokens.tolist()
+        assert (drafted.first, drafted.num_copied) == (tree.first, tree.num_copied)
 
 
 def test_a_drafter_goes_on_after_growing() -> None:

@@ -161,6 +161,28 @@ def test_the_cases_above_keep_all_some_and_no_nodes() -> None:
 
 
 @every_kind
+def test_a_drafter_is_not_asked_where_nothing_is_worth_it(kind: str) -> None:
+    """The draft is the tree that growing gives, step after step; some are bare or copies alone."""
+    drafter, heads = make(kind)
+    sizes = set()
+    for seed in range(60):
+        plan = random_plan(seed, random_envelope(random.Random(seed)))
+        request = grow_request(drafter, plan, seed)
+        for asked in (request, replace(request, copy=None)) * 2:
+            (grown,) = drafter.grow([asked])
+            heads.counts = ()
+            (drafted,) = drafter.draft([asked])
+            tree = grown.tree
+            assert drafted.topology is tree.topology
+            assert drafted.tokens.tolist() == tree.tokens.tolist()
+            assert (drafted.first, drafted.num_copied) == (tree.first, tree.num_copied)
+            if plan.bare(asked.copy) is not None:
+                assert heads.counts == ()
+                sizes.add(tree.topology.num_nodes)
+    assert {0, 1, 2} <= sizes
+
+
+@every_kind
 @given(seed=seeds, size=st.integers(1, 5))
 @settings(max_examples=15)
 def test_a_batch_grows_each_tree_as_alone(kind: str, seed: int, size: int) -> None:

@@ -139,6 +139,31 @@ def test_kept_nodes_are_a_tree_of_the_greatest_worth(seed: int) -> None:
     assert sorted(found.nodes.tolist()) == [0, *sorted(slow.kept)]
 
 
+@pytest.mark.parametrize("seed", range(300))
+def test_a_tree_without_scores_is_known_beforehand(seed: int) -> None:
+    """Whatever the tokens of the copy are; that of the grower, and the same object again."""
+    scored = random_scored(seed)
+    plan, copy = scored.plan, scored.copy
+    other = Copy(copy.match, tuple(token + 1 for token in copy.tokens)) if copy else None
+    for asked in (copy, None, other, Copy(3, ())):
+        for one in (plan, plan.truncate(1), plan.truncate(0)):
+            grower = Grower(one, asked)
+            is_open = grower.open_rows(0) == [0]
+            expected = None if is_open else plan.rule.subtree(*grower.keep()).topology
+            assert one.bare(asked) is expected
+    assert plan.truncate(0).bare(copy) == Topology(())
+
+
+def test_the_cases_above_are_open_bare_and_copies() -> None:
+    """Each kind occurs, and a copy makes a difference."""
+    kinds = set()
+    for seed in range(300):
+        scored = random_scored(seed)
+        found = [scored.plan.bare(copy) for copy in (None, scored.copy)]
+        kinds.add(tuple(-1 if tree is None else min(tree.num_nodes, 1) for tree in found))
+    assert kinds == {(-1, -1), (-1, 0), (-1, 1), (0, 0), (0, 1)}
+
+
 def test_rows_are_opened_down_to_the_depth_of_the_plan() -> None:
     """A plan that is cut to the end of a text evaluates nothing that could not be kept."""
     plan = even(0.0, [0.0] * 6)
@@ -146,6 +171,8 @@ def test_rows_are_opened_down_to_the_depth_of_the_plan() -> None:
     assert grown(plan.truncate(1), [0] * 5).open_rows(1) == []
     assert Grower(plan.truncate(-3)).open_rows(0) == []
     assert plan.truncate(2) is plan
+    assert plan.truncate(1) is plan.truncate(1)  # what is made of a plan is made once
+    assert plan.truncate(-3) is plan.truncate(0)
     assert (plan.truncate(1).max_depth, plan.truncate(1).max_rank) == (1, 1)
 
 

@@ -190,9 +190,9 @@ def first_tokens(request: GrowRequest) -> list[int]:
     return [request.root] * request.plan.rule.envelope.num_rows + list(copied)
 
 
-def bare_tree(request: GrowRequest, grower: Grower) -> GrownTree:
+def bare_tree(request: GrowRequest) -> GrownTree:
     """What comes of a request of whose tree nothing was scored: a copy at most."""
-    kept, attach = grower.keep()
+    kept, attach = Grower(request.plan, request.copy).keep()
     tokens = np.array(first_tokens(request), dtype=np.int64)
     codes = np.full(request.plan.rule.envelope.num_rows, UNSCORED, dtype=np.uint8)
     return GrownTree(request.plan, tokens, codes, kept, attach)

@@ -33,17 +33,37 @@ class _TreeMaker(Protocol):
 
 
 def draft_trees(drafter: _TreeMaker, requests: Sequence[AnyRequest]) -> list[DraftTree]:
-    """Fill the trees that have a shape and grow the others; in the order of the requests."""
+    """Fill the trees that have a shape and grow the others; in the order of the requests.
+
+    Where nothing is worth being scored the drafter is not asked.
+    """
+    trees = [_bare_tree(request) for request in requests]
     fixed = [request for request in requests if isinstance(request, DraftRequest)]
-    growing = [request for request in requests if isinstance(request, GrowRequest)]
+    growing = [
+        request
+        for request, tree in zip(requests, trees, strict=True)
+        if tree is None and isinstance(request, GrowRequest)
+    ]
     tokens = iter(drafter.fill(fixed, BestChildren()) if fixed else ())
     grown = iter(drafter.grow(growing) if growing else ())
-    return [
-        DraftTree(request.plan, next(tokens))
-        if isinstance(request, DraftRequest)
-        else next(grown).tree
-        for request in requests
-    ]
+    for index, request in enumerate(requests):
+        if isinstance(request, DraftRequest):
+            trees[index] = DraftTree(request.plan, next(tokens))
+        elif trees[index] is None:
+            trees[index] = next(grown).tree
+    return [tree for tree in trees if tree is not None]
+
+
+def _bare_tree(request: AnyRequest) -> DraftTree | None:
+    """The root, and what of a copy is worth it; ``None`` where the drafter has to be asked."""
+    if isinstance(request, DraftRequest):
+        return None
+    topology = request.plan.bare(request.copy)
+    if topology is None:
+        return None
+    copied = request.copy.tokens[: topology.num_nodes] if request.copy is not None else ()
+    tokens = np.array((request.root, *copied), dtype=np.int64)
+    return DraftTree(topology, torch.from_numpy(tokens), num_copied=topology.num_nodes)
 
 
 def probability_codes(scores: Tensor, columns: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from entmtp.drafters.base import Coupling, DraftRequest, GrownTree, GrowRequest, bare_tree
 from entmtp.drafters.picking import Picker, score_scale
-from entmtp.growth import Grower, GrowthPlan
+from entmtp.growth import GrowthPlan
 from entmtp.kernels.core import NativeKVCache
 from entmtp.kernels.drafts import MAX_BEST, BlockPart, NativeBlock
 from entmtp.kernels.growth import GrowthRoom, GrowthTask
@@ -81,16 +81,13 @@ def grow_or_keep(
         hot_ids: int64 ``(hot,)`` that are scored.
         grow: the call of the core, for the requests that need it.
     """
-    growers = [Grower(request.plan, request.copy) for request in requests]
-    wanted = [index for index, grower in enumerate(growers) if grower.open_rows(0)]
+    wanted = [i for i, request in enumerate(requests) if request.plan.bare(request.copy) is None]
     if wanted:
         active = [requests[index] for index in wanted]
         grow(active, [growth_task(request, hot_ids) for request in active])
     places = {index: place for place, index in enumerate(wanted)}
     return [
-        _grown_tree(request.plan, room, places[index])
-        if index in places
-        else bare_tree(request, growers[index])
+        _grown_tree(request.plan, room, places[index]) if index in places else bare_tree(request)
         for index, request in enumerate(requests)
     ]
 
