@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from entmtp.drafters.base import DraftRequest, DraftTree
+from entmtp.drafters.base import DraftRequest, DraftTree, GrownTree
 from entmtp.target.base import TargetConfig
 from entmtp.target.llama import LlamaTarget
 from entmtp.tokenizer import Message
@@ -13,6 +13,7 @@ from entmtp.tokenizer import Message
 __all__ = [
     "ByteTokenizer",
     "FakeClock",
+    "GrowingLookup",
     "HopelessDrafter",
     "PerfectDrafter",
     "ScriptedDrafter",
@@ -136,6 +137,13 @@ class PerfectDrafter(ScriptedDrafter):
             return rank
 
         super().__init__(token)
+
+
+class GrowingLookup(PerfectDrafter):
+    """Says that it can grow trees; no test asks it to."""
+
+    def grow(self, requests: object) -> list[GrownTree]:
+        raise NotImplementedError
 
 
 class HopelessDrafter(ScriptedDrafter):

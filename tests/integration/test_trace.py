@@ -278,7 +278,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     with pytest.raises(TraceError, match="checksum"):
         load_trace(file)
-    file.write_bytes(good.replace(b'schema\\": \\"2', b'schema\\": \\"9'))
+    file.write_bytes(good.replace(b'schema\\": \\"3', b'schema\\": \\"9'))
     with pytest.raises(TraceError, match="schema '9'"):
         load_trace(file)
     file.write_bytes(good.replace(b'"copy_node"', b'"copy_nada"'))

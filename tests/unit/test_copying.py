@@ -21,7 +21,7 @@ def copy_twin(tokens: list[int], length: int) -> Copy | None:
     for _ in range(length):
         longer.append(longer[best[1] + len(longer) - len(tokens)])
     length_class = max(i for i, least in enumerate(MATCH_LENGTHS) if best[0] >= least)
-    return Copy(4 * length_class + share, tuple(longer[len(tokens) :]))
+    return Copy((len(SHARES) + 1) * length_class + share, tuple(longer[len(tokens) :]))
 
 
 def share_twin(tokens: list[int]) -> float:

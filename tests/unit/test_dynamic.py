@@ -57,8 +57,20 @@ def test_after_plain_steps_the_drafter_is_asked_again() -> None:
     """By the last class, whose gain at the root is beyond any cost."""
     scheduler = DynamicScheduler(PARAMS, COSTS)
     state = scheduler.start()
-    classes = [scheduler.choose(state, QUIET).bin for _ in range(2 * PROBE_EVERY)]
-    assert [at for at, kind in enumerate(classes) if kind == 3] == [15, 31]
+    classes = [scheduler.choose(state, QUIET).bin for _ in range(15 * PROBE_EVERY)]
+    assert [at for at, kind in enumerate(classes) if kind == 3] == [15, 47, 111, 175, 239]
+
+
+def test_a_probe_that_changed_nothing_makes_the_next_one_rarer() -> None:
+    """One that the drafter was asked in anyway does not; steps that draft begin anew."""
+    scheduler = DynamicScheduler(PARAMS, COSTS)
+    state, num_hits, probes = scheduler.start(), 0, []
+    for at in range(200):
+        decision = scheduler.choose(state, QUIET._replace(num_hits=num_hits))
+        is_probe = decision.bin == 3
+        probes += [at] if is_probe else []
+        num_hits += is_probe or at == 150  # the drafter is asked of its own accord once
+    assert probes == [15, 48, 113, 167]
 
 
 def test_plans_of_one_sequence_are_made_with_the_scheduler() -> None:

@@ -40,7 +40,7 @@ from entmtp.scheduler import (
 )
 from entmtp.scheduler.registry import best_policy
 from entmtp.topology import Topology
-from fakes import PerfectDrafter
+from fakes import GrowingLookup
 from lively import ENVELOPE, lively_trace
 from traces import cut_texts
 
@@ -54,13 +54,6 @@ TREES = (
 )
 FITTED = tuple(policy for policy in POLICIES if policy != "auto")
 SEEDS = range(6)
-
-
-class GrowingLookup(PerfectDrafter):
-    """Says that it can grow trees; no test asks it to."""
-
-    def grow(self, requests: object) -> list[Any]:
-        raise NotImplementedError
 
 
 class OnePlan:
@@ -332,7 +325,9 @@ def test_without_policies_auto_is_the_best_tree() -> None:
     """As of banks that were scored by decoding."""
     bank = bank_of({})
     scheduler = make_scheduler("auto", PromptLookupDrafter(), bank)
-    assert isinstance(scheduler, FixedScheduler)
+    assert scheduler.policy == "fixed"
+    signal = Signal(0.5, 1.0, 0.5, 1.0, accepted_ema=0.0, num_steps=0)
+    assert scheduler.choose(scheduler.start(), signal).name == bank.best
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,10 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-_TRUST_BOUNDS = (0.08, 0.16, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75)
+_TRUST_BOUNDS = (0.04, 0.08, 0.16, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75)
 _PRIOR_STEPS = 2.0
 _SHRINK = 8.0  # examples that the estimate of a larger class is worth
+_SHORT = 2  # classes of matches that are often by chance
 _RIDGE = 1.0
 _ROOT_GAINS = (0.25, 0.35, 0.5, 0.7, 1.0)
 _DEEP_GAINS = (0.15, 0.25, 0.35, 0.5, 0.7)
@@ -161,10 +162,13 @@ def _copy_hits(trace: Trace) -> FloatArray:
         own = hits[match == at]
         first[at] = (own > 0).sum(), len(own)
         later[at] = np.maximum(own - 1, 0).sum(), np.minimum(own, MAX_COPY - 1).sum()
-    table = np.zeros((NUM_MATCHES, MAX_COPY))
+    table, bounds = np.zeros((NUM_MATCHES, MAX_COPY)), (*SHARES, 1.0)
     for at in range(NUM_MATCHES):
         siblings = length_of == length_of[at]
-        table[at, 0] = _shrunk(first[at], _shrunk(first[siblings].sum(axis=0), 0.5))
+        expected = _shrunk(first[siblings].sum(axis=0), 0.5)
+        if length_of[at] < _SHORT:  # by chance; then copies go on to be as wrong as they were
+            expected = min(expected, bounds[at % len(bounds)])
+        table[at, 0] = _shrunk(first[at], expected)
         table[at, 1:] = _shrunk(later[at], _shrunk(later.sum(axis=0), 0.5))
     return table
 

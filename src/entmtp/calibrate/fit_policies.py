@@ -8,9 +8,10 @@ by it.
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
-from entmtp.bank import NONE
+from entmtp.bank import NONE, Bank
 from entmtp.calibrate.fit_chains import (
     chain_ema_automaton,
     chain_threshold_ms,
@@ -35,11 +36,12 @@ from entmtp.costs import CostTable
 from entmtp.growth import GrowthCosts, GrowthRule
 from entmtp.scheduler.chains import ChainEmaParams, ChainThresholdParams
 from entmtp.scheduler.dynamic import DynamicParams, DynamicScheduler, growth_costs
+from entmtp.scheduler.guard import GuardedScheduler
 from entmtp.scheduler.hysteresis import HysteresisParams
 from entmtp.scheduler.ladder import LadderParams
 from entmtp.scheduler.reading import read_params
 from entmtp.scheduler.registry import best_policy
-from entmtp.scheduler.throughput import ThroughputParams
+from entmtp.scheduler.throughput import ThroughputParams, ThroughputScheduler
 from entmtp.topology import Topology
 
 __all__ = ["BOUND", "fit_policies", "policy_rates", "rescale_policies"]
@@ -245,10 +247,22 @@ def _rates(ground: _Ground, found: Mapping[str, Params]) -> dict[str, float]:
     if "chain-threshold" in found:
         chain = read_params(ChainThresholdParams, "chain-threshold", found["chain-threshold"])
         ms["chain-threshold"] = chain_threshold_ms(trace, chain, texts.costs, texts.context)
+    if "throughput" in found:
+        ms["throughput"] = _guarded_ms(ground, found["throughput"])
     if "dynamic" in found:
         dynamic = DynamicParams.from_dict(found["dynamic"])
         ms["dynamic"] = _dynamic_ms(trace, dynamic, texts.costs, texts.context)
     return {name: ground.rate(ms[name]) for name in found}
+
+
+def _guarded_ms(ground: _Ground, params: Params) -> float:
+    """Milliseconds of ``throughput`` as it decodes, behind its guard."""
+    texts = ground.texts
+    bank = Bank.of({name: texts.trees[number] for name, number in ground.numbers.items()})
+    tables = read_params(ThroughputParams, "throughput", params)
+    scheduler = GuardedScheduler(ThroughputScheduler(bank, tables, texts.costs), texts.costs)
+    price = lru_cache(lambda tree: texts.costs.step_ms(tree, texts.context))
+    return replay_policy(ground.trace, scheduler, price).cost_ms
 
 
 def _automaton(ground: _Ground, name: str, params: Params) -> Automaton | None:

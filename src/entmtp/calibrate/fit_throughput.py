@@ -26,7 +26,6 @@ FloatArray = npt.NDArray[np.float64]
 _NUM_CLASSES = (4, 8, 12)
 _DWELLS = (1, 2, 4)
 _SHRINK = 20.0  # examples that the mean of all classes is worth
-_SMALL = 4  # nodes of the largest tree that probes
 _ROUNDS = 3
 _RIDGE = 1e-3
 
@@ -134,21 +133,15 @@ def _made(
         tokens=tuple(tuple(row) for row in tokens.tolist()),
         mean_tokens=tuple(means.tolist()),
         gain=1.0,
-        probe=_probe(texts, numbers, dict(zip(names, means.tolist(), strict=True))),
+        probe=_probe(texts, numbers),
     )
 
 
-def _probe(texts: Texts, numbers: dict[str, int], means: dict[str, float]) -> str:
-    """The best tree of few nodes, or the smallest one."""
-    trees = {name: texts.trees[number] for name, number in numbers.items()}
-    drafting = [name for name in numbers if trees[name].num_nodes]
-    if not drafting:
-        return next(iter(numbers))
-    small = [name for name in drafting if trees[name].num_nodes <= _SMALL]
-    if not small:
-        return min(drafting, key=lambda name: trees[name].num_nodes)
+def _probe(texts: Texts, numbers: dict[str, int]) -> str:
+    """The cheapest entry that drafts anything."""
+    drafting = [name for name, number in numbers.items() if texts.trees[number].num_nodes]
     ms = texts.step_ms()
-    return max(small, key=lambda name: means[name] / ms[numbers[name]])
+    return min(drafting or numbers, key=lambda name: ms[numbers[name]])
 
 
 def _means(texts: Texts, visits: Visits, numbers: dict[str, int]) -> FloatArray:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from entmtp.calibrate.replay import accepted_lengths
 from entmtp.calibrate.trace import Trace
 from entmtp.costs import CostTable
-from entmtp.scheduler.bands import CONTEXTS, PROBE_EVERY
+from entmtp.scheduler.bands import CONTEXTS, MAX_PROBE_EVERY, PROBE_EVERY
 from entmtp.scheduler.signals import DECAY, HIT_DECAY
 from entmtp.scheduler.values import KNOWN_STEPS, PRIOR_HIT, PRIOR_STEPS, SIGNALS
 from entmtp.topology import Topology
@@ -183,6 +183,7 @@ class _Batch:
         self._level = np.tile(np.array([a.start for a in automata])[:, None], (1, shape[1]))
         self._here = np.tile(self._dwell, (1, shape[1]))
         self._num_plain = np.zeros(shape, dtype=np.int64)
+        self._probe_at = np.full(shape, PROBE_EVERY)
         self._entropy, self._p0 = _Mean(shape, DECAY), _Mean(shape, DECAY)
         self._accepted, self._hits = _Mean(shape, DECAY), _Mean(shape, HIT_DECAY)
         self._num_hits = np.zeros(shape, dtype=np.int64)
@@ -230,8 +231,10 @@ class _Batch:
         tree: IntArray = self._choices[rows, self._texts.context_class[self.at], moved]
         is_plain = self._texts.is_plain[tree] & (self._probe != _NO_PROBE)
         self._num_plain = np.where(is_plain, self._num_plain + 1, 0)
-        is_probe = self._num_plain >= PROBE_EVERY
+        self._probe_at[~is_plain] = PROBE_EVERY
+        is_probe = self._num_plain >= self._probe_at
         self._num_plain[is_probe] = 0
+        self._probe_at[is_probe] = np.minimum(2 * self._probe_at[is_probe], MAX_PROBE_EVERY)
         return np.where(is_probe, self._probe, tree)
 
     def _observe(self) -> None:

@@ -24,7 +24,7 @@ from entmtp.topology import Path
 
 __all__ = ["MISS", "NO_COPY", "Trace", "TraceFacts", "join_traces", "load_trace", "save_trace"]
 
-FORMAT, SCHEMA = "entmtp-trace", "2"
+FORMAT, SCHEMA = "entmtp-trace", "3"
 _KEY = "trace"
 MISS = 255
 """Rank of a token that is not among the first 255, is not a hot one, or lies beyond the text."""

@@ -15,7 +15,7 @@ __all__ = ["MATCH_LENGTHS", "NUM_MATCHES", "SHARES", "CopyIndex"]
 MATCH_LENGTHS = (1, 2, 3, 4, 5, 8, 16)
 """Least tokens that match."""
 
-SHARES = (0.25, 0.5, 0.75)
+SHARES = (0.02, 0.06, 0.12, 0.25, 0.5, 0.75)
 """Bounds between classes of the share of recent tokens that were the next one of a copy."""
 
 NUM_MATCHES = len(MATCH_LENGTHS) * (len(SHARES) + 1)

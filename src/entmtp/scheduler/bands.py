@@ -9,6 +9,7 @@ from entmtp.errors import InputError
 
 __all__ = [
     "CONTEXTS",
+    "MAX_PROBE_EVERY",
     "PROBE_EVERY",
     "Bands",
     "LevelState",
@@ -20,8 +21,10 @@ __all__ = [
 CONTEXTS = tuple(64 * 2**i for i in range(12))
 """Committed tokens up to which steps cost alike."""
 
-PROBE_EVERY = 16
-"""Plain steps in a row after which something is drafted all the same: they tell nothing of it."""
+PROBE_EVERY, MAX_PROBE_EVERY = 16, 64
+"""Plain steps in a row after which something is drafted all the same, since they tell nothing of
+it; twice as many after each such probe that changed nothing, up to the second number.
+"""
 
 
 def context_class(context: int) -> int:
@@ -37,11 +40,13 @@ class LevelState:
         level: of the last step.
         num_steps_here: since it was reached.
         num_plain: plain steps in a row.
+        probe_at: so many of them lead to a probe.
     """
 
     level: int
     num_steps_here: int
     num_plain: int = 0
+    probe_at: int = PROBE_EVERY
 
 
 @dataclass(frozen=True)
@@ -78,10 +83,13 @@ class Bands:
 
 def is_probe(state: LevelState, is_plain: bool) -> bool:
     """Whether a step that would be plain drafts instead; counts plain steps in a row."""
-    state.num_plain = state.num_plain + 1 if is_plain else 0
-    if state.num_plain < PROBE_EVERY:
+    if not is_plain:
+        state.num_plain, state.probe_at = 0, PROBE_EVERY
         return False
-    state.num_plain = 0
+    state.num_plain += 1
+    if state.num_plain < state.probe_at:
+        return False
+    state.num_plain, state.probe_at = 0, min(2 * state.probe_at, MAX_PROBE_EVERY)
     return True
 
 

@@ -24,7 +24,7 @@ from entmtp.growth import (
     GrowthPlan,
     GrowthRule,
 )
-from entmtp.scheduler.bands import CONTEXTS, PROBE_EVERY, context_class
+from entmtp.scheduler.bands import CONTEXTS, MAX_PROBE_EVERY, PROBE_EVERY, context_class
 from entmtp.scheduler.base import SchedulerDecision
 from entmtp.scheduler.reading import read_params
 from entmtp.scheduler.signals import Signal
@@ -34,7 +34,7 @@ __all__ = ["DynamicParams", "DynamicScheduler", "growth_costs", "odds_features",
 
 FloatArray = npt.NDArray[np.float64]
 
-_KNOWN = 10  # steps after which an average over recent ones knows no more
+_KNOWN = 40  # steps after which an average over recent ones is taken as it is, nearly
 _FORCED = 1e6  # gain under which a root is opened whatever it costs
 
 
@@ -133,6 +133,8 @@ class DynamicParams:
 class _State:
     num_hits: int = 0
     num_idle: int = 0
+    probe_at: int = PROBE_EVERY
+    was_probe: bool = False
 
 
 class DynamicScheduler:
@@ -168,10 +170,13 @@ class DynamicScheduler:
         """The plan for the class of trust, the context and the batch."""
         if signal.num_hits != state.num_hits:
             state.num_hits, state.num_idle = signal.num_hits, 0
+            if not state.was_probe:
+                state.probe_at = PROBE_EVERY
         else:
             state.num_idle += 1
-        if state.num_idle >= PROBE_EVERY:
-            state.num_idle = 0
+        state.was_probe = state.num_idle >= state.probe_at
+        if state.was_probe:
+            state.num_idle, state.probe_at = 0, min(2 * state.probe_at, MAX_PROBE_EVERY)
             at = self._rule.num_classes - 1
         else:
             params = self._params

@@ -17,6 +17,7 @@ from entmtp.scheduler.chains import (
 )
 from entmtp.scheduler.dynamic import DynamicParams, DynamicScheduler
 from entmtp.scheduler.fixed import FixedScheduler
+from entmtp.scheduler.guard import GuardedScheduler
 from entmtp.scheduler.hysteresis import HysteresisParams, HysteresisScheduler
 from entmtp.scheduler.ladder import LadderParams, LadderScheduler
 from entmtp.scheduler.reading import read_params
@@ -99,6 +100,7 @@ def _fitted(
 ) -> TopologyScheduler:
     """A policy with the parameters of the bank."""
     policies = calibration.policies
+    is_guarded = policy in ("auto", "throughput")
     if policy == "auto":
         policy = best_policy(policies, can_grow=hasattr(drafter, "grow"))
     if policy in GROWING and not hasattr(drafter, "grow"):
@@ -108,7 +110,8 @@ def _fitted(
         )
     if policy == "fixed":
         name = policies["fixed"]["params"]["entry"] if policies else bank.best
-        return FixedScheduler(name, bank.get(name))
+        fixed = FixedScheduler(name, bank.get(name))
+        return GuardedScheduler(fixed, calibration.costs) if is_guarded else fixed
     if policy not in policies:
         known = ", ".join(["fixed", "plain", *(p for p in POLICIES if p in policies)])
         raise BankError(
@@ -117,7 +120,9 @@ def _fitted(
         )
     if policy == "plain":
         return FixedScheduler.plain()
-    return _made(policy, policies[policy]["params"], bank, calibration)
+    made = _made(policy, policies[policy]["params"], bank, calibration)
+    is_guarded = is_guarded and policy not in GROWING
+    return GuardedScheduler(made, calibration.costs) if is_guarded else made
 
 
 def _made(

@@ -25,6 +25,7 @@ class Signal(NamedTuple):
         num_hits: those steps.
         context: committed tokens.
         batch: sequences that decode in this step.
+        last_accepted: draft tokens that the last step kept; -1 where it drafted none.
     """
 
     p0: float
@@ -37,6 +38,7 @@ class Signal(NamedTuple):
     num_hits: int = 0
     context: int = 0
     batch: int = 1
+    last_accepted: int = -1
 
 
 DECAY, HIT_DECAY = 0.8, 0.9
@@ -71,6 +73,7 @@ class SignalTracker:
         self.last = (0.0, 0.0)
         """Entropy and top-1 probability of the newest distribution."""
         self._num_steps = self._num_hits = 0
+        self._last_accepted = -1
 
     def start(self, entropy: float, p0: float) -> None:
         """Take the distribution that the first token was drawn from."""
@@ -88,6 +91,7 @@ class SignalTracker:
             is_hit: whether the drafter's best first token was the target's; ``None`` where it had
                 none.
         """
+        self._last_accepted = -1 if num_accepted is None else num_accepted
         if num_accepted is not None:
             self._accepted.push(num_accepted)
         if is_hit is not None:
@@ -115,4 +119,5 @@ class SignalTracker:
             num_hits=self._num_hits,
             context=context,
             batch=batch,
+            last_accepted=self._last_accepted,
         )

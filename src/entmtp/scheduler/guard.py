@@ -1,0 +1,96 @@
+"""A guard around policies over fixed trees: where drafts do not pay, steps become plain.
+
+What such a policy knows was learned on text whose drafts are right now and then; its lowest class
+is the worst of that text, not text in which they never are. The guard adds up what drafts bring
+and what they cost, a cumulative sum (Page, 1954) with a ceiling: below zero, steps are plain. A
+single token is then drafted now and then, ever more rarely, and once one is kept the policy has
+its way again.
+"""
+
+from dataclasses import dataclass
+
+from entmtp.costs import CostTable
+from entmtp.scheduler.bands import CONTEXTS, LevelState, context_class, is_probe
+from entmtp.scheduler.base import SchedulerDecision, SchedulerState, TopologyScheduler
+from entmtp.scheduler.signals import Signal
+from entmtp.topology import Topology
+
+__all__ = ["GuardedScheduler"]
+
+_CREDIT = 1.5  # tokens that drafts may lose before they are stopped, at the start
+_CEILING = 3.0  # the same, after they have gained more
+_SECOND_CREDIT = 0.75  # the same, after a probe was kept
+
+_PLAIN = SchedulerDecision("none", Topology(()))
+_PROBE = SchedulerDecision("chain1", Topology.chain(1))
+
+
+@dataclass
+class _State:
+    """Of one request.
+
+    Attributes:
+        inner: of the guarded policy.
+        price: tokens that plain decoding would have emitted in the time that it cost more.
+        credit: what drafts have brought beyond their price, at most the ceiling.
+        is_stopped: whether steps are plain.
+        pauses: counts plain steps between probes.
+    """
+
+    inner: SchedulerState
+    price: float = 0.0
+    credit: float = _CREDIT
+    is_stopped: bool = False
+    pauses: LevelState | None = None
+
+
+class GuardedScheduler:
+    """Another policy until its drafts lose time; deterministic in the signal."""
+
+    def __init__(self, inner: TopologyScheduler, costs: CostTable) -> None:
+        """Guard a policy over fixed trees.
+
+        Args:
+            inner: the policy.
+            costs: of steps on this machine.
+        """
+        self._inner, self._costs = inner, costs
+        self.policy = inner.policy
+        self._prices: dict[tuple[str, int, int], float] = {}
+
+    def start(self) -> _State:
+        """Nothing is known of the request."""
+        return _State(self._inner.start())
+
+    def choose(self, state: _State, signal: Signal) -> SchedulerDecision:
+        """What the policy chooses, nothing, or a probe."""
+        decision = self._inner.choose(state.inner, signal)
+        self._account(state, signal)
+        if state.is_stopped and state.pauses is not None:
+            decision = _PROBE if is_probe(state.pauses, is_plain=True) else _PLAIN
+        state.price = self._price(decision, signal)
+        return decision
+
+    def _account(self, state: _State, signal: Signal) -> None:
+        """Add what the last step brought."""
+        if signal.last_accepted < 0:
+            return
+        if state.is_stopped:
+            if signal.last_accepted > 0:
+                state.is_stopped, state.credit = False, _SECOND_CREDIT
+            return
+        state.credit = min(state.credit + signal.last_accepted - state.price, _CEILING)
+        if state.credit < 0:
+            state.is_stopped, state.pauses = True, state.pauses or LevelState(0, 0)
+
+    def _price(self, decision: SchedulerDecision, signal: Signal) -> float:
+        plan = decision.plan
+        if not isinstance(plan, Topology) or not plan.num_nodes:
+            return 0.0
+        key = decision.name, context_class(signal.context), signal.batch
+        found = self._prices.get(key)
+        if found is None:
+            context, batch = float(CONTEXTS[key[1]]), signal.batch
+            plain = self._costs.step_ms(Topology(()), context, batch)
+            found = self._prices[key] = self._costs.step_ms(plan, context, batch) / plain - 1
+        return found
