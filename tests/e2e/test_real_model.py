@@ -57,7 +57,7 @@ def plain(folder: Path) -> entmtp.GenerationResult:
     )
 
 
-@pytest.mark.parametrize("drafter", ["lookup", "hydra", "medusa"])
+@pytest.mark.parametrize("drafter", ["lookup", "hydra++", "hydra", "medusa"])
 def test_a_tree_changes_nothing(plain: entmtp.GenerationResult, drafter: str) -> None:
     """Greedy text through sixteen nodes a step is the model's own, token for token."""
     engine = entmtp.load(NAME, drafter, topology="tree16", dtype="float32", device="cpu")

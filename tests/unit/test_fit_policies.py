@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from costs import linear_costs
 from entmtp.bank import Bank, BankSource, Calibration
+from entmtp.calibrate import fit_dynamic as fit_dynamic_module
 from entmtp.calibrate.fit import fit_entries, mean_context
 from entmtp.calibrate.fit_chains import chain_threshold_ms, longest_chain
+from entmtp.calibrate.fit_dynamic import fit_dynamic
 from entmtp.calibrate.fit_policies import BOUND, fit_policies, policy_rates, rescale_policies
 from entmtp.calibrate.paid import paid_signal
-from entmtp.calibrate.policies import replay_policy
+from entmtp.calibrate.policies import PolicyReplay, replay_policy
 from entmtp.calibrate.simulate import Automaton, Texts, bound_ms, simulate
 from entmtp.calibrate.summary import pack_trace, shorten
 from entmtp.calibrate.trace import Trace
@@ -38,6 +40,7 @@ from entmtp.scheduler import (
     Signal,
     make_scheduler,
 )
+from entmtp.scheduler.dynamic import DynamicScheduler
 from entmtp.scheduler.registry import best_policy
 from entmtp.topology import Topology
 from fakes import GrowingLookup
@@ -385,3 +388,20 @@ def test_unknown_paid_signals(name: str) -> None:
     with pytest.raises(InputError, match="must be expected_length or path_value@1 to path_value@3"):
         paid_signal(lively_trace(1), name)
     assert ENVELOPE.max_depth == 3
+
+
+def test_the_parameters_of_dynamic_are_those_that_replay_found_fastest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not others that follow from them and were never tried."""
+    tried: dict[float, dict[str, Any]] = {}
+
+    def watched(trace: Trace, scheduler: DynamicScheduler) -> PolicyReplay:
+        found = replay_policy(trace, scheduler)
+        tried.setdefault(found.cost_ms, scheduler._params.as_dict())
+        return found
+
+    monkeypatch.setattr(fit_dynamic_module, "replay_policy", watched)
+    found = fit_dynamic(shorten(lively_trace(2)), COSTS, 100.0)
+    assert len(tried) > 3
+    assert found.as_dict() == tried[min(tried)]

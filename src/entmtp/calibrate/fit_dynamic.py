@@ -233,12 +233,21 @@ def _first_rate(trace: Trace, costs: CostTable, context: float) -> float:
 
 @dataclass(frozen=True)
 class _Trial:
-    """Gains that were tried, and what came of them."""
+    """Gains that were tried, and what came of them.
+
+    Attributes:
+        root: gain at the root, as a share.
+        deep: the same below.
+        ms: of replay.
+        params: that were replayed.
+        better: the same with the rate and the size of trees that replay found.
+    """
 
     root: float
     deep: float
     ms: float
     params: DynamicParams
+    better: DynamicParams
 
 
 def _search_gains(
@@ -260,14 +269,14 @@ def _search_gains(
         progress(done, total)
         rate = replayed.num_tokens / max(replayed.cost_ms, 1e-9)
         found = replace(trial, rate=rate, mean_nodes=float(np.mean(sizes or [0])))
-        return _Trial(root, deep, replayed.cost_ms, found)
+        return _Trial(root, deep, replayed.cost_ms, trial, found)
 
     best = run(_ROOT_GAINS[2], _DEEP_GAINS[2], params)
     for root in _ROOT_GAINS:
-        best = min(best, run(root, best.deep, best.params), key=lambda trial: trial.ms)
+        best = min(best, run(root, best.deep, best.better), key=lambda trial: trial.ms)
     for deep in _DEEP_GAINS:
-        best = min(best, run(best.root, deep, best.params), key=lambda trial: trial.ms)
-    return min(best, run(best.root, best.deep, best.params), key=lambda trial: trial.ms).params
+        best = min(best, run(best.root, deep, best.better), key=lambda trial: trial.ms)
+    return min(best, run(best.root, best.deep, best.better), key=lambda trial: trial.ms).params
 
 
 def _gains(examples: _Examples, root: float, deep: float) -> tuple[tuple[float, ...], ...]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Distribution", "cluster_options", "take_distribution"]
 
-_DRAFTERS = ("auto", "hydra", "medusa", "mtp", "lookup", "none")
+_DRAFTERS = ("auto", "hydra++", "hydra", "medusa", "mtp", "lookup", "none")
 
 
 @dataclass(frozen=True)

@@ -28,15 +28,15 @@ _MODEL = click.option(
     "If not given: the one that the heads name.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-_NAMED = ("hydra", "medusa", "mtp")
+_NAMED = ("hydra++", "hydra", "medusa", "mtp")
 
 
 @click.group()
 def heads() -> None:
     """Inspect, convert and verify files of draft heads.
 
-    PATH is a file, a folder or a Hugging Face id of heads; or hydra, medusa (shipped) or mtp (in
-    the model's own checkpoint), which need --model.
+    PATH is a file, a folder or a Hugging Face id of heads; or hydra++, hydra, medusa (shipped) or
+    mtp (in the model's own checkpoint), which need --model.
     """
     logging.basicConfig(level=logging.WARNING, format="Note: %(message)s")
 

@@ -40,7 +40,7 @@ _MODEL_OPTIONS = (
         "--heads",
         default="auto",
         show_default=True,
-        metavar="[auto|hydra|medusa|mtp|lookup|none|PATH]",
+        metavar="[auto|hydra++|hydra|medusa|mtp|lookup|none|PATH]",
         help="Who proposes tokens; mtp is the module in the model's own checkpoint, none is plain "
         "decoding, PATH is a file, folder or Hugging Face id of heads.",
     ),

@@ -37,7 +37,7 @@ __all__ = [
     "target_facts",
 ]
 
-_SHIPPED_KINDS = ("hydra", "medusa")  # the better one first
+_SHIPPED_KINDS = ("hydra++", "hydra", "medusa")  # the better one first
 _COMPARED_ROWS = 1024
 _SAME_WEIGHTS, _SAME_MODEL = 1e-2, 0.5
 """Largest relative difference of two matrices that are the same up to their dtype; and of one
@@ -155,7 +155,8 @@ def source_of(heads: str, model: str) -> HeadsSource | None:
     """Where the heads lie that a user names; ``None`` where ``auto`` finds none.
 
     Args:
-        heads: ``auto``, ``hydra``, ``medusa``, ``mtp``, a file, a folder or a Hugging Face id.
+        heads: ``auto``, ``hydra++``, ``hydra``, ``medusa``, ``mtp``, a file, a folder or a Hugging
+            Face id.
         model: whose shipped heads or multi-token module are meant.
 
     Raises:

@@ -80,8 +80,8 @@ def find_heads(name: str, *, download: Callable[[str], str] | None = None) -> He
     if HUB_ID.fullmatch(name) and not name.startswith(".") and path.suffix not in SUFFIXES:
         return _in_folder(Path(from_hub(name, download or _snapshot)))
     raise CheckpointError(
-        f"{name}: no such file or folder of heads: give hydra, medusa, mtp, lookup or none, a "
-        "file, a folder or a Hugging Face id"
+        f"{name}: no such file or folder of heads: give hydra++, hydra, medusa, mtp, lookup or "
+        "none, a file, a folder or a Hugging Face id"
     )
 
 

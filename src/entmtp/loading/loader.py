@@ -57,9 +57,9 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
         model: a pulled model's name, a Hugging Face folder or id, or a .gguf file; or a folder or
             id of heads that names its base model, which is then loaded with them.
         heads: ``auto`` (shipped heads where there are some for this model, else the multi-token
-            module in its checkpoint, else prompt lookup), ``hydra`` or ``medusa`` (shipped),
-            ``mtp`` (that module), ``lookup``, ``none`` (plain decoding), a file, folder or Hugging
-            Face id of heads, or a drafter of one's own.
+            module in its checkpoint, else prompt lookup), ``hydra++``, ``hydra`` or ``medusa``
+            (shipped), ``mtp`` (that module), ``lookup``, ``none`` (plain decoding), a file, folder
+            or Hugging Face id of heads, or a drafter of one's own.
         bank: trees to choose from, the name of a shipped bank, or a file; ``None`` takes the
             shipped ``mixed`` where it was made for this model and drafter, else three shipped
             trees. A calibrated bank is first fitted to this process: see
