@@ -20,6 +20,7 @@ from entmtp.drafters.native_rows import (
     float_rows,
     grow_or_keep,
     is_filled_in_core,
+    newest_row,
     tree_request,
 )
 from entmtp.drafters.picking import LevelRows, Picker
@@ -89,7 +90,7 @@ class NativeHeadsDrafter:
     def prefill(self, prompt: Sequence[int], hidden: Tensor, root: int) -> _State:
         """Keep the hidden state of the last prompt token; all of them for a prefix layer."""
         del prompt, root
-        state = _State(float_rows(hidden[-1:]))
+        state = _State(newest_row(hidden))
         if self._prefix is not None:
             state.prefix = self._prefix.start()
             state.prefix.waiting.append(float_rows(hidden))
@@ -98,7 +99,7 @@ class NativeHeadsDrafter:
     def commit(self, state: _State, hidden: Tensor, tokens: Sequence[int]) -> None:
         """Keep the hidden state of the last accepted node; all of them for a prefix layer."""
         del tokens
-        state.hidden = float_rows(hidden[-1:])
+        state.hidden = newest_row(hidden)
         if state.prefix is not None:
             state.prefix.waiting.append(float_rows(hidden))
 
@@ -138,7 +139,8 @@ class NativeHeadsDrafter:
     def _base_rows(self, requests: Sequence[DraftRequest | GrowRequest]) -> Floats:
         """``(B, H)``: h_t of each request, or s_t of the prefix layer."""
         if self._prefix is None:
-            return np.concatenate([r.state.hidden for r in requests])
+            rows = [r.state.hidden for r in requests]
+            return rows[0] if len(rows) == 1 else np.concatenate(rows)
         self._prefix.catch_up([r.state.prefix for r in requests])
         return np.concatenate([r.state.prefix.feature for r in requests])
 

@@ -26,6 +26,7 @@ __all__ = [
     "float_rows",
     "grow_or_keep",
     "is_filled_in_core",
+    "newest_row",
     "tree_request",
 ]
 
@@ -103,7 +104,13 @@ def _grown_tree(plan: GrowthPlan, room: GrowthRoom, index: int) -> GrownTree:
 
 def float_rows(rows: Tensor) -> Floats:
     """A copy of float32 rows on the CPU."""
-    copy: Floats = np.array(rows.numpy(), dtype=np.float32, order="C")
+    copy: Floats = rows.numpy().astype(np.float32, order="C")
+    return copy
+
+
+def newest_row(rows: Tensor) -> Floats:
+    """A copy ``(1, H)`` of the last of float32 rows on the CPU."""
+    copy: Floats = rows.numpy()[-1:].astype(np.float32, order="C")
     return copy
 
 

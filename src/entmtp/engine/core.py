@@ -332,13 +332,10 @@ class Engine:
     ) -> None:
         if self.times_observer is None:
             return
-        schedule, draft, forward, rest = np.diff([*marks, self._now()]).tolist()
+        start, chosen, drafted, evaluated = marks
+        parts = chosen - start, drafted - chosen, evaluated - drafted, self._now() - evaluated
         num_rows = sum(segment.tokens.numel() for segment in segments)
-        self.times_observer(
-            StepTimes(
-                num_decoding, len(segments) - num_decoding, num_rows, schedule, draft, forward, rest
-            )
-        )
+        self.times_observer(StepTimes(num_decoding, len(segments) - num_decoding, num_rows, *parts))
 
     def _prompt_chunks(
         self, sequences: Sequence[ActiveSequence]
@@ -366,7 +363,8 @@ class Engine:
             if self.logits_observer is not None:
                 self._observe(sequence, output.logits[row][nodes])
             sequence.cache.commit(nodes)
-            self.drafter.commit(sequence.drafter_state, output.hidden[row][nodes], tokens)
+            hidden = _rows_at(output.hidden[row], nodes)
+            self.drafter.commit(sequence.drafter_state, hidden, tokens)
             sequence.record_step(trees[row], len(tokens) - 1, *next(signals))
             emitted.append((sequence, tokens))
         return emitted
@@ -467,6 +465,11 @@ def _tree_segment(sequence: ActiveSequence, tree: DraftTree) -> Segment:
     topology = tree.topology
     mask = topology.ancestor_mask if topology.num_nodes else None
     return Segment(sequence.cache, tree.tokens, topology.depths, mask)
+
+
+def _rows_at(hidden: Tensor, nodes: list[int]) -> Tensor:
+    """Rows of rising nodes from the root on; a view where none is left out."""
+    return hidden[: len(nodes)] if nodes[-1] < len(nodes) else hidden[nodes]
 
 
 def _argmax(output: TargetOutput, segment: int) -> list[int] | None:

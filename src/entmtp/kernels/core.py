@@ -1,5 +1,6 @@
 """Models and caches inside the core, by their addresses."""
 
+import ctypes
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -92,11 +93,9 @@ class NativeKVCache:
 
     def commit(self, rows: Sequence[int]) -> None:
         """Keep these rows of the last forward, in increasing order, and drop its others."""
-        kept = np.array(rows, dtype=np.int32)
-        assert not len(kept) or int(kept[-1]) < self._num_pending  # noqa: S101
-        code = self._lib.entmtp_cache_commit(
-            self._model.pointer, self._pointer, address(kept), len(kept)
-        )
+        kept = (ctypes.c_int32 * len(rows))(*rows)
+        assert not kept or rows[-1] < self._num_pending  # noqa: S101
+        code = self._lib.entmtp_cache_commit(self._model.pointer, self._pointer, kept, len(rows))
         assert code == 0, f"rows {rows} are not increasing"  # noqa: S101
         self._num_pending = 0
 

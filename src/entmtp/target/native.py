@@ -3,7 +3,7 @@
 import ctypes
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -101,6 +101,8 @@ class NativeTarget:
         self._library, self.isa = library, library.isa(isa)
         self._matrices = matrices
         self._project: Callable[[Tensor], Tensor] | None = None
+        self._room = _Room(MAX_TREE_ROWS, 1)
+        self._no_logits = torch.empty((0, config.vocab_size))
         self._model = CoreModel(library, self.isa, self._make_model(arrays, threads))
 
     @property
@@ -167,58 +169,23 @@ class NativeTarget:
             TopologyError: a tree of more than :data:`MAX_TREE_ROWS` rows.
         """
         sizes = [segment.tokens.numel() for segment in segments]
-        starts = np.cumsum([0, *sizes])
-        total = int(starts[-1])
-        tokens = torch.cat([s.tokens for s in segments]).to(torch.int32).numpy()
-        places = (CSegment * len(segments))()
-        masks: list[npt.NDArray[np.uint8]] = []
-        positions = np.empty(total, dtype=np.int32)
-        wanted: list[npt.NDArray[np.int64]] = []
-        for index, segment in enumerate(segments):
-            cache = segment.cache
-            assert isinstance(cache, NativeKVCache)  # noqa: S101 - made by new_cache
-            mask = None
-            if segment.mask is not None:
-                if sizes[index] > MAX_TREE_ROWS:
-                    raise TopologyError(
-                        f"the tree has {sizes[index]} rows, but the native core checks at most "
-                        f"{MAX_TREE_ROWS}; use a smaller tree, or --backend torch"
-                    )
-                assert segment.mask.shape == (sizes[index], sizes[index])  # noqa: S101
-                mask = np.ascontiguousarray(segment.mask, dtype=np.uint8)
-                masks.append(mask)
-            first, size = int(starts[index]), sizes[index]
-            positions[first : first + size] = segment.depths + cache.length
-            places[index] = CSegment(cache.begin(size), first, size, address(mask))
-            begin = {"all": 0, "last": size - 1, "none": size}[segment.logits]
-            wanted.append(np.arange(first + begin, first + size))
-        rows = np.concatenate(wanted).astype(np.int32)
+        total = sum(sizes)
+        room = self._room = self._room.for_size(total, len(segments))
+        counts = room.fill(segments, sizes)
+        num_rows = sum(counts)
         hidden = np.empty((total, self.config.hidden_size), dtype=np.float32)
-        num_kept = len(rows) if needs_logits else 0
-        logits = np.empty((num_kept, self.config.vocab_size), dtype=np.float32)
-        stats = np.zeros(len(rows), dtype=_STATS)
-        job = CJob(
-            address(tokens),
-            address(positions),
-            places,
-            len(segments),
-            total,
-            address(hidden),
-            address(rows),
-            len(rows),
-            address(logits) if needs_logits else None,
-            address(stats),
-        )
-        code = self._library.lib.entmtp_forward(self._model.pointer, ctypes.byref(job))
+        logits = None
+        if needs_logits:
+            logits = np.empty((num_rows, self.config.vocab_size), dtype=np.float32)
+        job = room.job_of(len(segments), hidden, num_rows, logits)
+        code = self._library.lib.entmtp_forward(self._model.pointer, job)
         if code < 0:
             raise MemoryError("no memory for the attention of so long a text")
         assert code == 0, f"the core refused a job ({code})"  # noqa: S101 - our own engine's
-        counts = [len(w) for w in wanted]
-        kept = counts if needs_logits else [0] * len(counts)
         return TargetOutput(
-            tuple(torch.split(torch.from_numpy(logits), kept)),
-            tuple(torch.split(torch.from_numpy(hidden), sizes)),
-            _split_stats(stats, counts),
+            (self._no_logits,) * len(counts) if logits is None else _split(logits, counts),
+            _split(hidden, sizes),
+            _split_stats(room.stats[:num_rows], counts),
         )
 
     def _make_model(self, arrays: Mapping[str, Array], threads: int) -> int | None:
@@ -235,6 +202,94 @@ class NativeTarget:
             ctypes.byref(shape), ctypes.byref(given.weights), threads, self.isa.encode()
         )
         return pointer
+
+
+class _Room:
+    """What the core is told of a forward, in buffers that are used again; none is handed out."""
+
+    def __init__(self, num_rows: int, num_segments: int) -> None:
+        self._every = np.arange(num_rows, dtype=np.int32)
+        self._tokens, self._positions, self._wanted = np.empty((3, num_rows), dtype=np.int32)
+        self.stats = np.empty(num_rows, dtype=_STATS)
+        segments = (CSegment * num_segments)()
+        self._segments = list(segments)  # the structures themselves, which are costly to index
+        self._job = CJob(
+            tokens=address(self._tokens),
+            positions=address(self._positions),
+            segments=segments,
+            logit_rows=address(self._wanted),
+            stats=address(self.stats),
+        )
+
+    def for_size(self, num_rows: int, num_segments: int) -> "_Room":
+        """Itself where that is enough."""
+        rows, segments = len(self._every), len(self._segments)
+        if num_rows <= rows and num_segments <= segments:
+            return self
+        return _Room(max(num_rows, rows), max(num_segments, segments))
+
+    def fill(self, segments: Sequence[Segment], sizes: Sequence[int]) -> list[int]:
+        """Tell of all segments; how many rows of each the output head is asked for.
+
+        Raises:
+            TopologyError: a tree of too many rows.
+        """
+        sized = zip(segments, sizes, strict=True)
+        self._masks = [_mask_bytes(segment.mask, size) for segment, size in sized]
+        counts: list[int] = []
+        first = num_wanted = 0
+        for index, (segment, size) in enumerate(zip(segments, sizes, strict=True)):
+            cache, end = segment.cache, first + size
+            assert isinstance(cache, NativeKVCache)  # noqa: S101 - made by new_cache
+            self._tokens[first:end] = segment.tokens.numpy()
+            np.add(segment.depths, cache.length, self._positions[first:end], casting="same_kind")
+            place = self._segments[index]
+            place.cache, place.first_row, place.num_rows = cache.begin(size), first, size
+            place.mask = address(self._masks[index])
+            count = {"all": size, "last": 1, "none": 0}[segment.logits]
+            self._wanted[num_wanted : num_wanted + count] = self._every[end - count : end]
+            counts.append(count)
+            first, num_wanted = end, num_wanted + count
+        return counts
+
+    def job_of(
+        self,
+        num_segments: int,
+        hidden: npt.NDArray[np.float32],
+        num_wanted: int,
+        logits: npt.NDArray[np.float32] | None,
+    ) -> Any:
+        """The job, by reference; what is given takes the results."""
+        job = self._job
+        job.num_segments, job.num_rows = num_segments, len(hidden)
+        job.hidden, job.logits = address(hidden), address(logits)
+        job.num_logit_rows = num_wanted
+        return ctypes.byref(job)
+
+
+def _mask_bytes(mask: npt.NDArray[np.bool_] | None, size: int) -> npt.NDArray[np.uint8] | None:
+    """A mask as the core reads it, where it lies if it can.
+
+    Raises:
+        TopologyError: of more than :data:`MAX_TREE_ROWS` rows.
+    """
+    if mask is None:
+        return None
+    if size > MAX_TREE_ROWS:
+        raise TopologyError(
+            f"the tree has {size} rows, but the native core checks at most {MAX_TREE_ROWS}; use a "
+            "smaller tree, or --backend torch"
+        )
+    assert mask.shape == (size, size)  # noqa: S101
+    if mask.dtype == np.bool_ and mask.flags.c_contiguous:
+        return mask.view(np.uint8)
+    return np.ascontiguousarray(mask, dtype=np.uint8)
+
+
+def _split(rows: npt.NDArray[np.float32], counts: Sequence[int]) -> tuple[Tensor, ...]:
+    """Rows of all segments, cut into segments."""
+    whole = torch.from_numpy(rows)
+    return (whole,) if len(counts) == 1 else tuple(torch.split(whole, list(counts)))
 
 
 def _split_stats(rows: npt.NDArray[np.void], counts: Sequence[int]) -> tuple[LogitStats, ...]:
