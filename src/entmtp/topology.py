@@ -194,6 +194,10 @@ class Topology:
         """The nodes of depth <= ``max_depth``; the same object where that is all of them."""
         return self if max_depth >= self.max_depth else _truncate(self, max(max_depth, 0))
 
+    def prepare(self) -> None:
+        """Make the index arrays that steps read, so that none is made in the middle of a text."""
+        _ = self.max_rank, self.depths, self.children, self.ancestor_mask, self.levels
+
     @property
     def digest(self) -> str:
         """First 16 hex digits of the SHA-256 of the sorted paths as compact JSON."""

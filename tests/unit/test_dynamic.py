@@ -5,29 +5,15 @@ from dataclasses import replace
 import pytest
 
 from costs import linear_costs
-from entmtp.drafters.copying import NUM_MATCHES
+from dynamic_params import PARAMS
 from entmtp.errors import BankError
 from entmtp.growth import GrowthPlan
 from entmtp.scheduler import Signal
 from entmtp.scheduler.bands import CONTEXTS, PROBE_EVERY
-from entmtp.scheduler.dynamic import DynamicParams, DynamicScheduler, growth_costs
+from entmtp.scheduler.dynamic import DynamicScheduler, growth_costs
 
 COSTS = linear_costs(row_ms=0.5)
 QUIET = Signal(0.5, 1.0, 0.5, 1.0, accepted_ema=0.0, num_steps=0)
-PARAMS = DynamicParams(
-    envelope=((0,), (1,), (0, 0)),
-    odds=((1.0, -1.0, 0.0, 0.0),) * 3,
-    trust_bounds=(0.3, 0.7),
-    trust_odds=((-1.0, -1.0), (0.0, 0.0), (1.0, 1.0)),
-    prior=0.5,
-    prior_steps=2.0,
-    gains=((0.5, 0.5), (1.0, 1.0), (2.0, 2.0)),
-    hits=((0.9, 0.8, 0.7),) * NUM_MATCHES,
-    mixes=((0.5, 0.5, 0.5),) * NUM_MATCHES,
-    rate=0.1,
-    context=150.0,
-    mean_nodes=2.0,
-)
 
 
 def plan_of(scheduler: DynamicScheduler, share: float, context: int, batch: int = 1) -> GrowthPlan:

@@ -12,7 +12,7 @@ from entmtp.growth import MAX_COPY, MAX_ENVELOPE, UNSCORED, Copy, CopyTable, Gro
 from entmtp.kernels.library import CGrowth, address
 from entmtp.kernels.trees import tree_shape
 
-__all__ = ["GrowthRoom", "GrowthTask"]
+__all__ = ["GrowthRoom", "GrowthTask", "plan_shape"]
 
 _ROOM = MAX_ENVELOPE + 1 + MAX_COPY
 
@@ -90,7 +90,8 @@ def _copies_of(rule: GrowthRule) -> _CopyShape:
 _shapes: WeakKeyDictionary[GrowthPlan, _Shape] = WeakKeyDictionary()
 
 
-def _shape_of(plan: GrowthPlan) -> _Shape:
+def plan_shape(plan: GrowthPlan) -> _Shape:
+    """A plan as the core reads it, made once."""
     found = _shapes.get(plan)
     if found is None:
         found = _shapes[plan] = _Shape(plan)
@@ -126,7 +127,7 @@ class GrowthRoom:
         self.codes.fill(UNSCORED)
         self._noises: list[Any] = []
         for index, task in enumerate(tasks):
-            shape, place = _shape_of(task.plan), self.places[index]
+            shape, place = plan_shape(task.plan), self.places[index]
             if self._plans[index] is not task.plan:
                 self._plans[index] = task.plan
                 shape.write(place, task.plan)

@@ -4,9 +4,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from entmtp.drafters.base import DraftPlan
+from entmtp.growth import GrowthPlan
+from entmtp.kernels.growth import plan_shape
+from entmtp.kernels.trees import tree_shape
 from entmtp.scheduler.signals import Signal
+from entmtp.topology import Topology
 
-__all__ = ["SchedulerDecision", "SchedulerState", "TopologyScheduler"]
+__all__ = ["SchedulerDecision", "SchedulerState", "TopologyScheduler", "prepared", "prepared_plan"]
+
+_MAX_CUTS = 16  # depths of a tree that is also prepared as it is cut near the end of a text
 
 SchedulerState = Any
 """Private to each scheduler: made by ``start``, one a request, bounded."""
@@ -43,3 +49,24 @@ class TopologyScheduler(Protocol):
 
     def choose(self, state: SchedulerState, signal: Signal) -> SchedulerDecision:
         """Pick the plan of the next step; may change ``state`` and nothing else."""
+
+
+def prepared(topology: Topology) -> Topology:
+    """The same tree, of which a step makes nothing any more: neither in Python nor for the core.
+
+    So are the trees that it is cut to near the end of a text, unless there are many.
+    """
+    shortest = 0 if topology.max_depth <= _MAX_CUTS else topology.max_depth
+    for depth in range(shortest, topology.max_depth + 1):
+        tree = topology.truncate(depth)
+        tree.prepare()
+        tree_shape(tree)
+    return topology
+
+
+def prepared_plan(plan: GrowthPlan) -> GrowthPlan:
+    """The same plan; the envelope's arrays are made, and what the core reads of both."""
+    plan.rule.envelope.prepare()
+    plan_shape(plan)
+    plan.bare(None)
+    return plan

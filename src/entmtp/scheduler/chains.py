@@ -12,7 +12,7 @@ from entmtp.costs import CostTable
 from entmtp.errors import InputError
 from entmtp.growth import CODES_PER_NAT, NUM_CODES, GrowthPlan, GrowthRule
 from entmtp.scheduler.bands import Bands, LevelState, is_probe
-from entmtp.scheduler.base import SchedulerDecision
+from entmtp.scheduler.base import SchedulerDecision, prepared, prepared_plan
 from entmtp.scheduler.dynamic import growth_costs
 from entmtp.scheduler.signals import Signal
 from entmtp.topology import Topology
@@ -63,7 +63,7 @@ class ChainEmaScheduler:
         """Make the chains."""
         self._bands = Bands(params.bounds, params.bounds)
         self._decisions = [
-            SchedulerDecision(f"chain{n}" if n else "none", Topology.chain(n), bin=n)
+            SchedulerDecision(f"chain{n}" if n else "none", prepared(Topology.chain(n)), bin=n)
             for n in range(params.max_length + 1)
         ]
 
@@ -126,9 +126,8 @@ class ChainThresholdScheduler:
         table[:, :, : params.max_code + 1] = 1.0
         rule = GrowthRule(Topology.chain(length), table, np.ones((1, length)))
         prices = growth_costs(costs, length, length, context, 1)
-        self._decision = SchedulerDecision(
-            self.policy, GrowthPlan(rule, prices, signal_class=0, rate=0.0, depth=length)
-        )
+        plan = GrowthPlan(rule, prices, signal_class=0, rate=0.0, depth=length)
+        self._decision = SchedulerDecision(self.policy, prepared_plan(plan))
 
     def start(self) -> None:
         """No state."""

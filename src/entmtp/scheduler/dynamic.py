@@ -25,7 +25,7 @@ from entmtp.growth import (
     GrowthRule,
 )
 from entmtp.scheduler.bands import CONTEXTS, MAX_PROBE_EVERY, PROBE_EVERY, context_class
-from entmtp.scheduler.base import SchedulerDecision
+from entmtp.scheduler.base import SchedulerDecision, prepared_plan
 from entmtp.scheduler.reading import read_params
 from entmtp.scheduler.signals import Signal
 from entmtp.topology import Topology
@@ -196,9 +196,10 @@ class DynamicScheduler:
         )
         rate = params.rate * self._typical_ms / float(costs.rows[round(params.mean_nodes)])
         depth = max(rule.envelope.max_depth, rule.copies.length if rule.copies else 0)
+        plans = [GrowthPlan(rule, costs, at, rate, depth) for at in range(rule.num_classes)]
         return [
-            SchedulerDecision("dynamic", GrowthPlan(rule, costs, at, rate, depth), bin=at)
-            for at in range(rule.num_classes)
+            SchedulerDecision("dynamic", prepared_plan(plan), bin=at)
+            for at, plan in enumerate(plans)
         ]
 
 

@@ -1,6 +1,6 @@
 """``fixed``: one tree for every step."""
 
-from entmtp.scheduler.base import SchedulerDecision
+from entmtp.scheduler.base import SchedulerDecision, prepared
 from entmtp.scheduler.signals import Signal
 from entmtp.topology import Topology
 
@@ -15,7 +15,7 @@ class FixedScheduler:
     def __init__(self, name: str, topology: Topology) -> None:
         """Always choose ``topology``, reported as ``name``."""
         self.name = name
-        self._decision = SchedulerDecision(name, topology)
+        self._decision = SchedulerDecision(name, prepared(topology))
 
     @classmethod
     def plain(cls) -> "FixedScheduler":

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 
 from entmtp.costs import CostTable
 from entmtp.scheduler.bands import CONTEXTS, LevelState, context_class, is_probe
-from entmtp.scheduler.base import SchedulerDecision, SchedulerState, TopologyScheduler
+from entmtp.scheduler.base import (
+    SchedulerDecision,
+    SchedulerState,
+    TopologyScheduler,
+    prepared,
+)
 from entmtp.scheduler.signals import Signal
 from entmtp.topology import Topology
 
@@ -22,7 +27,7 @@ _CEILING = 3.0  # the same, after they have gained more
 _SECOND_CREDIT = 0.75  # the same, after a probe was kept
 
 _PLAIN = SchedulerDecision("none", Topology(()))
-_PROBE = SchedulerDecision("chain1", Topology.chain(1))
+_PROBE = SchedulerDecision("chain1", prepared(Topology.chain(1)))
 
 
 @dataclass

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from entmtp.bank import Bank
 from entmtp.errors import InputError
 from entmtp.scheduler.bands import Bands, LevelState, check_rising
-from entmtp.scheduler.base import SchedulerDecision
+from entmtp.scheduler.base import SchedulerDecision, prepared
 from entmtp.scheduler.signals import Signal
 from entmtp.scheduler.values import check_levels, signal_value
 
@@ -76,7 +76,7 @@ class HysteresisScheduler:
             tuple(params.up_at), tuple(params.down_below), params.min_dwell, jumps=False
         )
         self._decisions = [
-            SchedulerDecision(name, bank.get(name), bin=level)
+            SchedulerDecision(name, prepared(bank.get(name)), bin=level)
             for level, name in enumerate(params.levels)
         ]
 

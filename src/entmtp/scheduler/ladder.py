@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from entmtp.bank import Bank
 from entmtp.errors import InputError
 from entmtp.scheduler.bands import Bands, LevelState, check_rising
-from entmtp.scheduler.base import SchedulerDecision
+from entmtp.scheduler.base import SchedulerDecision, prepared
 from entmtp.scheduler.signals import Signal
 from entmtp.scheduler.values import check_levels, signal_value
 
@@ -58,7 +58,7 @@ class LadderScheduler:
         self._signal = params.signal
         self._bands = Bands(params.thresholds, params.thresholds)
         self._decisions = [
-            SchedulerDecision(name, bank.get(name), bin=level)
+            SchedulerDecision(name, prepared(bank.get(name)), bin=level)
             for level, name in enumerate(params.levels)
         ]
 

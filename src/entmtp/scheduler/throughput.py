@@ -25,7 +25,7 @@ from entmtp.scheduler.bands import (
     context_class,
     is_probe,
 )
-from entmtp.scheduler.base import SchedulerDecision
+from entmtp.scheduler.base import SchedulerDecision, prepared
 from entmtp.scheduler.signals import Signal
 from entmtp.scheduler.values import check_signal, score
 from entmtp.topology import Topology
@@ -92,9 +92,9 @@ class ThroughputScheduler:
             BankError: the bank lacks one of the entries.
         """
         self._params, self._costs = params, costs
-        self._trees = [bank.get(name) for name in params.entries]
+        self._trees = [prepared(bank.get(name)) for name in params.entries]
         self._bands = Bands(params.bounds, params.bounds, params.min_dwell)
-        self._probe = SchedulerDecision(params.probe, bank.get(params.probe))
+        self._probe = SchedulerDecision(params.probe, prepared(bank.get(params.probe)))
         self._decisions: dict[tuple[int, int], list[SchedulerDecision]] = {}
         for context in range(len(CONTEXTS)):  # one sequence never waits for a choice
             self._decisions[context, 1] = self._decide(context, 1)
