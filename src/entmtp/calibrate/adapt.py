@@ -11,12 +11,12 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from entmtp import __version__
 from entmtp.bank import Bank, BankSource, EntryScore
 from entmtp.calibrate.fit import fit_entries, timing_trees
 from entmtp.calibrate.fit_policies import fit_policies, rescale_policies
@@ -241,5 +241,6 @@ def _differences(there: BankSource, here: BankSource) -> str:
 
 
 def _cache_name(bank: Bank, here: BankSource) -> str:
-    text = json.dumps([__version__, bank.to_json(), asdict(here)])
+    own = import_module("entmtp").__version__  # by name: the package imports what is below it
+    text = json.dumps([own, bank.to_json(), asdict(here)])
     return f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
