@@ -7,7 +7,7 @@ single token is then drafted now and then, ever more rarely, and once one is kep
 its way again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from entmtp.costs import CostTable
 from entmtp.scheduler.bands import CONTEXTS, LevelState, context_class, is_probe
@@ -26,7 +26,7 @@ _CREDIT = 1.5  # tokens that drafts may lose before they are stopped, at the sta
 _CEILING = 3.0  # the same, after they have gained more
 _SECOND_CREDIT = 0.75  # the same, after a probe was kept
 
-_PLAIN = SchedulerDecision("none", Topology(()))
+_PLAIN = SchedulerDecision("none", prepared(Topology(())))
 _PROBE = SchedulerDecision("chain1", prepared(Topology.chain(1)))
 
 
@@ -46,7 +46,7 @@ class _State:
     price: float = 0.0
     credit: float = _CREDIT
     is_stopped: bool = False
-    pauses: LevelState | None = None
+    pauses: LevelState = field(default_factory=lambda: LevelState(0, 0))
 
 
 class GuardedScheduler:
@@ -71,7 +71,7 @@ class GuardedScheduler:
         """What the policy chooses, nothing, or a probe."""
         decision = self._inner.choose(state.inner, signal)
         self._account(state, signal)
-        if state.is_stopped and state.pauses is not None:
+        if state.is_stopped:
             decision = _PROBE if is_probe(state.pauses, is_plain=True) else _PLAIN
         state.price = self._price(decision, signal)
         return decision
@@ -86,7 +86,7 @@ class GuardedScheduler:
             return
         state.credit = min(state.credit + signal.last_accepted - state.price, _CEILING)
         if state.credit < 0:
-            state.is_stopped, state.pauses = True, state.pauses or LevelState(0, 0)
+            state.is_stopped = True
 
     def _price(self, decision: SchedulerDecision, signal: Signal) -> float:
         plan = decision.plan
