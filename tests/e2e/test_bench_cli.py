@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import schedule_cost
 from entmtp.kernels.library import load_library
 from entmtp.loading.llamacpp import missing_llama_cpp
 from running import Run
@@ -312,3 +313,23 @@ def test_mistakes_are_one_line(run: Run, files: dict[str, Path], line: str, mess
     assert outcome.code == 2
     assert message in outcome.err
     assert outcome.err.count("Error") == 1
+
+
+def test_what_choosing_costs_is_measured_for_every_policy(
+    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``benchmarks/schedule_cost.py`` prints a table, and a document with all fitted policies."""
+    line = [str(files["bank"]), f"--model={files['model']}", f"--heads={files['heads']}"]
+    line += [f"--prompts={files['prompts']}", "--limit=2", "--max-new-tokens=12"]
+    assert schedule_cost.main([*line, "--backend=torch", f"--json={tmp_path}/it.json"]) == 0
+    table, document = capsys.readouterr().out.rsplit("\n", 2)[:2]
+    report = json.loads(document)
+    assert report == json.loads((tmp_path / "it.json").read_text())
+    bank = json.loads(files["bank"].read_text())
+    fitted = bank["calibration"]["policies"].keys() - {"plain", "clairvoyant"}
+    assert report["policies"].keys() == {"fixed", *fitted}
+    for name, row in report["policies"].items():
+        assert f"\n{name} " in table
+        assert 0 < row["median_us"] <= row["high_us"]
+    assert report["policies"]["fixed"]["over_fixed_us"] == 0
+    assert report["prompts"] == 2
