@@ -94,6 +94,10 @@ def test_it_says_whether_plans_hold_copies() -> None:
         ({"mean_nodes": float("nan")}, "nan nodes on average"),
         ({"odds": PARAMS.odds[:2]}, "could not be broadcast"),
         ({"hits": ((0.5,),)}, "the tables of copies are"),
+        (
+            {"hits": ((0.5,),) * 28, "mixes": ((0.5,),) * 28},
+            "28 classes of copies.*calibrate again",
+        ),
     ],
 )
 def test_parameters_that_do_not_fit_are_refused(changes: dict[str, object], message: str) -> None:

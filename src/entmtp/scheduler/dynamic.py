@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from entmtp.costs import CostTable
+from entmtp.drafters.copying import NUM_MATCHES
 from entmtp.errors import BankError, TopologyError
 from entmtp.growth import (
     CODES_PER_NAT,
@@ -112,6 +113,11 @@ class DynamicParams:
                 np.concatenate((gains, forced)),
                 copies,
             )
+            if copies is not None and len(copies.hits) != NUM_MATCHES:
+                raise ValueError(
+                    f"{len(copies.hits)} classes of copies, where this version has {NUM_MATCHES}: "
+                    "calibrate again"
+                )
             if not 0 <= self.mean_nodes <= rule.max_nodes:
                 raise ValueError(f"{self.mean_nodes} nodes on average, of {rule.max_nodes}")
             return rule
