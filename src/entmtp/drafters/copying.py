@@ -26,7 +26,6 @@ _DECAY = 0.9  # of the average over recent tokens
 _MAX_GRAM = 4  # found by a table; longer matches by looking back from there
 _MAX_MATCH = MATCH_LENGTHS[-1]
 _BITS = 24  # of a token id inside a key; no vocabulary has as many
-_SHIFTS = tuple(_BITS * n for n in range(1, _MAX_GRAM))
 
 
 class CopyIndex:
@@ -37,8 +36,8 @@ class CopyIndex:
         self._tokens: list[int] = []
         self._followers: dict[int, int] = {}  # n-gram -> position of the token behind it
         self._hits = self._weight = 0.0
-        self._keys: list[int] = []
-        """Of the n-grams at the end of the text, the shortest first."""
+        self._keys = (0,) * _MAX_GRAM
+        """Of the n-grams at the end of the text, the shortest first; before it there are zeros."""
         self._num_known = self._place = 0
         """How many of these occurred before, and what followed the longest, most recently."""
         self.extend(tokens)
@@ -60,9 +59,14 @@ class CopyIndex:
                 self._hits = _DECAY * self._hits + (1 - _DECAY) * is_hit
                 self._weight = _DECAY * self._weight + (1 - _DECAY)
             text.append(token)
-            newest = token + 1
-            longer = zip(_SHIFTS, keys, strict=False)
-            keys = [newest, *[newest << shift | key for shift, key in longer]]
+            one, two, three, _ = keys
+            key = token + 1
+            keys = (
+                key,
+                key << _BITS | one,
+                key << 2 * _BITS | two,
+                key << 3 * _BITS | three,
+            )
             num_known = place = 0
             for key in keys:
                 known = followers.get(key)
