@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from entmtp.topology import Topology
 __all__ = ["CostTable"]
 
 FloatArray = npt.NDArray[np.float64]
+
+_Place = tuple[int, int, float]
+"""Two neighbouring points, and how far a value lies on the way from the first to the second."""
 
 _FIELDS = ("rows", "contexts", "batches", "forward_ms", "rest_ms", "draft_ms", "draft_row_ms")
 
@@ -91,18 +94,18 @@ class CostTable:
         """The target's forward over ``batch`` trees of so many rows."""
         at_rows, at_context = _place(rows, self.rows), _place(context, self.contexts)
         at_batch = _place(batch, self.batches)
-        ends = [
-            at_context.between(*(at_rows.read(table[end]) for end in at_context.ends))
-            for table in (self.forward_ms[end] for end in at_batch.ends)
-        ]
-        return max(at_batch.between(*ends), 0.0)
+        by_batch: dict[int, float] = {}
+        for b in {*at_batch[:2]}:
+            lines = self.forward_ms[b]
+            by_context = {c: _between(at_rows, lines[c]) for c in {*at_context[:2]}}
+            by_batch[b] = _between(at_context, by_context)
+        return max(_between(at_batch, by_batch), 0.0)
 
     def rest(self, rows: int, batch: int = 1) -> float:
         """What is neither draft nor forward."""
         at_rows, at_batch = _place(rows, self.rows), _place(batch, self.batches)
-        return max(
-            at_batch.between(*(at_rows.read(self.rest_ms[end]) for end in at_batch.ends)), 0.0
-        )
+        by_batch = {b: _between(at_rows, self.rest_ms[b]) for b in {*at_batch[:2]}}
+        return max(_between(at_batch, by_batch), 0.0)
 
     def draft(self, topology: Topology, batch: int = 1) -> float:
         """Filling ``batch`` trees; depths beyond the table cost as its last one."""
@@ -149,28 +152,19 @@ class CostTable:
             raise BankError(f"costs: not a table of costs ({error!r})") from error
 
 
-class _Place(NamedTuple):
-    """Two neighbouring points, and how far a value lies on the way from the first to the second."""
-
-    ends: tuple[int, int]
-    share: float
-
-    def between(self, first: float, second: float) -> float:
-        """Linear through what was found at the two, and on beyond them."""
-        return float(first + self.share * (second - first))
-
-    def read(self, values: Sequence[float]) -> float:
-        """The same of a line of the table."""
-        first, second = self.ends
-        return self.between(values[first], values[second])
-
-
 def _place(x: float, points: Sequence[float]) -> _Place:
     """Between which points ``x`` lies; beyond them, along the first or the last piece."""
     if len(points) == 1:
-        return _Place((0, 0), 0.0)
+        return 0, 0, 0.0
     at = min(max(bisect_right(points, x) - 1, 0), len(points) - 2)
-    return _Place((at, at + 1), (x - points[at]) / (points[at + 1] - points[at]))
+    return at, at + 1, (x - points[at]) / (points[at + 1] - points[at])
+
+
+def _between(place: _Place, values: Sequence[float] | Mapping[int, float]) -> float:
+    """Linear through what was found at the two points, and on beyond them."""
+    first, second, share = place
+    start = values[first]
+    return float(start + share * (values[second] - start))
 
 
 def _as_tuples(values: Any) -> Any:
