@@ -179,7 +179,8 @@ class Drafter(Protocol):
 
         Args:
             state: of that sequence.
-            hidden: ``(a + 1, H)`` hidden states at the root and the a accepted nodes.
+            hidden: ``(a + 1, H)`` hidden states at the root and the a accepted nodes; maybe a view
+                of the target's output, so not to be written to.
             tokens: the a accepted tokens and the bonus token, which is the next root.
         """
 
