@@ -47,7 +47,7 @@ class EntryScore:
         step_ms: milliseconds of a step.
         tokens_per_s: predicted from the two.
         measured_tokens_per_s: decoded end to end, on the prompts of the check.
-        predicted_on_check: predicted for exactly those texts.
+        predicted_on_check: predicted for exactly those texts, at the pace of the machine then.
         time_ratio: predicted over measured time there, median over texts.
         source: why it is in the bank: ``best`` (most tokens/s), ``pareto`` (throughput frontier),
             ``signal`` (best in some interval of the signal), ``task`` (best of a task), ``chain``,

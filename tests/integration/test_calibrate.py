@@ -24,10 +24,12 @@ from entmtp.calibrate.collect import TraceSettings
 from entmtp.calibrate.compare import compare_banks
 from entmtp.calibrate.fit import fit_entries
 from entmtp.calibrate.measure import measure_entries
+from entmtp.calibrate.pace import Pace
+from entmtp.calibrate.places import filler_tokens
 from entmtp.calibrate.recalibrate import recalibrate_by_decoding, recalibrate_by_replay
 from entmtp.calibrate.replay import Counts
 from entmtp.calibrate.session import encode_records, trace_prompts
-from entmtp.calibrate.timing import TimingParams, filler_tokens, time_steps
+from entmtp.calibrate.timing import TimingParams, time_steps
 from entmtp.costs import CostTable
 from entmtp.engine import Engine
 from entmtp.errors import BankError, InputError, TraceError
@@ -121,6 +123,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     monkeypatch.setattr(build, "time_steps", timed)
     monkeypatch.setattr(measure, "_decode", decoded)
+    monkeypatch.setattr(Pace, "now", lambda self: 1.0)
     return counts
 
 
@@ -130,7 +133,12 @@ def test_a_run_that_was_cut_off_goes_on(
 ) -> None:
     """What was finished is not done again, and the bank is the one of a run in one go."""
     params = CalibrateParams(
-        max_nodes=4, timing=QUICK, measured_prompts=4, measured_tokens=9, num_measured=2
+        max_nodes=4,
+        timing=QUICK,
+        measured_prompts=4,
+        measured_texts=8,
+        measured_tokens=9,
+        num_measured=2,
     )
     whole = calibrated(tmp_path, params).bank
     alone = dict(counted)
@@ -186,7 +194,14 @@ def test_a_text_that_is_not_the_one_traced_is_refused(tmp_path: Path) -> None:
 def test_prompts_of_one_name_in_two_tasks_are_measured_each(tmp_path: Path) -> None:
     """Names are unique in a task only; texts were once mixed up by them."""
     records = [PromptRecord(f"{i // 2}", "ab"[i % 2], (f"prompt {i}",)) for i in range(8)]
-    params = replace(FIXED, measure="best", measured_prompts=4, measured_tokens=8, num_measured=2)
+    params = replace(
+        FIXED,
+        measure="best",
+        measured_prompts=4,
+        measured_texts=8,
+        measured_tokens=8,
+        num_measured=2,
+    )
     run = calibrated(tmp_path, params, records=records)
     assert run.measured
     for one in run.measured.values():
@@ -270,7 +285,8 @@ def test_the_rows_that_are_timed_are_those_of_the_table(kind: str) -> None:
     engine.target = Watching(engine.target)
     params = TimingParams(contexts=(32,), batches=(1,), min_rounds=3, max_rounds=3)
     time_steps(engine, TREES, filler_tokens(engine), params)
-    assert {size: rows[size] for size in (2, 3, 4)} == {2: 4, 3: 8, 4: 4}  # one round warms up
+    visits = 3 * (1 + 3)  # small trees thrice a round, of which one warms up
+    assert {size: rows[size] for size in (2, 3, 4)} == {2: visits, 3: 2 * visits, 4: visits}
 
 
 def test_costs_need_trees_and_a_window() -> None:

@@ -22,8 +22,9 @@ from entmtp.calibrate.fit import fit_entries, timing_trees
 from entmtp.calibrate.fit_policies import fit_policies, rescale_policies
 from entmtp.calibrate.grow import GrowParams, grow_all
 from entmtp.calibrate.pareto import predicted_rate
+from entmtp.calibrate.places import filler_tokens
 from entmtp.calibrate.summary import unpack_trace
-from entmtp.calibrate.timing import TimingParams, filler_tokens, probe_costs, time_steps
+from entmtp.calibrate.timing import TimingParams, probe_costs, time_steps
 from entmtp.calibrate.trace import Trace
 from entmtp.costs import CostTable
 from entmtp.engine import Engine

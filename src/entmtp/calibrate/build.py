@@ -17,11 +17,12 @@ from entmtp.calibrate.fit_policies import fit_policies
 from entmtp.calibrate.grow import GrownTree, GrowParams, grow_all
 from entmtp.calibrate.measure import Measured, measure_entries
 from entmtp.calibrate.pareto import Candidate, acceptance_frontier, select_entries
+from entmtp.calibrate.places import filler_tokens
 from entmtp.calibrate.points import cost_table
 from entmtp.calibrate.recalibrate import recalibrate_by_decoding
 from entmtp.calibrate.session import encode_records, trace_prompts
 from entmtp.calibrate.summary import pack_trace, shorten
-from entmtp.calibrate.timing import TimingParams, filler_tokens, time_steps, timing_points
+from entmtp.calibrate.timing import TimingParams, time_steps, timing_points
 from entmtp.calibrate.trace import Trace
 from entmtp.costs import CostTable
 from entmtp.engine import Engine
@@ -50,7 +51,8 @@ class CalibrateParams:
         measure: decode the ``best`` few entries end to end, ``all`` of the acceptance frontier
             (the paper's way), or ``none``.
         num_measured: most entries that ``best`` decodes, plain decoding included.
-        measured_prompts: prompts that are decoded with each.
+        measured_prompts: prompts that are decoded with each, at least.
+        measured_texts: decoded texts to go for: prompts are more where entries are few.
         measured_tokens: of each of them.
         typical: score trees by decoding under typical acceptance; exact without.
     """
@@ -61,6 +63,7 @@ class CalibrateParams:
     measure: Literal["best", "all", "none"] = "best"
     num_measured: int = 8
     measured_prompts: int = 12
+    measured_texts: int = 96
     measured_tokens: int = 64
     typical: TypicalParams | None = None
 
@@ -73,7 +76,12 @@ class CalibrateParams:
         GrowParams(max_nodes=self.max_nodes)
         if self.measure not in ("best", "all", "none"):
             raise InputError(f"measure is {self.measure!r}; it must be best, all or none")
-        for name, least in (("num_measured", 2), ("measured_prompts", 1), ("measured_tokens", 2)):
+        for name, least in (
+            ("num_measured", 2),
+            ("measured_prompts", 1),
+            ("measured_texts", 1),
+            ("measured_tokens", 2),
+        ):
             if getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}")
 
@@ -254,7 +262,8 @@ class Calibrator:
         """Decode some entries on texts of the check half."""
         params = self._params
         chosen = _entries_to_measure(entries, scores, params)
-        texts = spread_over_tasks(trace, trace.half_texts()[1], params.measured_prompts)
+        count = max(params.measured_prompts, params.measured_texts // len(chosen))
+        texts = spread_over_tasks(trace, trace.half_texts()[1], count)
         prompts = encode_records(self._engine, records)
         trees = {name: entries[name].to_list() for name in chosen}
         source = asdict(bank_source(self._engine, self._model))

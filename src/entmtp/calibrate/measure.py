@@ -5,10 +5,12 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from entmtp.calibrate.collect import TracePrompt
+from entmtp.calibrate.pace import Pace
 from entmtp.calibrate.replay import accepted_lengths
 from entmtp.calibrate.trace import Trace
 from entmtp.costs import CostTable
@@ -32,7 +34,7 @@ class MeasuredText:
     Attributes:
         num_tokens: after the first.
         measured_ms: of decoding them.
-        predicted_ms: for the same steps.
+        predicted_ms: for the same steps, at the pace of the machine while they were decoded.
     """
 
     num_tokens: int
@@ -87,7 +89,8 @@ def measure_entries(  # noqa: PLR0913 - keyword-only beyond the fifth
         trace: of the texts, with their tokens.
         prompts: text number -> its prompt.
         entries: what is measured.
-        costs: what the predictions are made from.
+        costs: what the predictions are made from, at the pace of the machine (see :class:`Pace`)
+            before and after each text.
         max_new_tokens: of each text, at most as many as were traced.
         work: file of the times so far, of this trace and these entries alone; a run that was cut
             off goes on behind the last prompt.
@@ -98,6 +101,7 @@ def measure_entries(  # noqa: PLR0913 - keyword-only beyond the fifth
     """
     done = _load(work, entries)
     rng = random.Random(0)
+    pace = Pace(engine, list(entries.values()), costs, trace.facts.temperature)
     is_warm = False
     for number, (text, prompt) in enumerate(prompts.items()):
         order = rng.sample(list(entries), len(entries))
@@ -106,18 +110,21 @@ def measure_entries(  # noqa: PLR0913 - keyword-only beyond the fifth
                 for name in order:
                     _decode(engine, trace, text, prompt, entries[name], 8)
                 is_warm = True
-            done[str(text)] = {}
+            before, times = pace.now(), {}
             for name in order:
                 ids, ms = _decode(engine, trace, text, prompt, entries[name], max_new_tokens)
-                done[str(text)][name] = len(ids), ms
+                times[name] = len(ids), ms
+            done[str(text)] = {"pace": (before + pace.now()) / 2, "times": times}
             write_text(work, json.dumps(done))
         if progress is not None:
             progress(number + 1, len(prompts))
+    pace.close()
     size = min(max_new_tokens, trace.facts.max_new_tokens)
     cut = replace(trace, facts=replace(trace.facts, max_new_tokens=size))
     found: dict[str, Measured] = {}
     for name, tree in entries.items():
-        texts = _predicted(cut, tree, costs, {text: done[str(text)][name] for text in prompts})
+        own = {text: (*done[str(text)]["times"][name], done[str(text)]["pace"]) for text in prompts}
+        texts = _predicted(cut, tree, costs, own)
         if texts:
             found[name] = Measured(texts)
     return found
@@ -132,11 +139,11 @@ def _predicted(
         trace: with the limit of tokens at which decoding ended; trees were cut there.
         tree: that decoded.
         costs: of steps.
-        done: text -> its tokens and milliseconds.
+        done: text -> its tokens, milliseconds, and the pace of the machine.
     """
     left, accepted = trace.depth_left(), accepted_lengths(trace, tree)
     texts = []
-    for text, (num_tokens, ms) in done.items():
+    for text, (num_tokens, ms, pace) in done.items():
         start, prompt = int(trace.offsets[text]), float(trace.prompt_lengths[text])
         at, predicted = 0, 0.0
         while at < num_tokens - 1:
@@ -144,7 +151,7 @@ def _predicted(
             predicted += costs.step_ms(tree.truncate(depth), prompt + at)
             at += int(accepted[start + at]) + 1
         if num_tokens > 1:
-            texts.append(MeasuredText(int(num_tokens) - 1, ms, predicted))
+            texts.append(MeasuredText(int(num_tokens) - 1, ms, pace * predicted))
     return tuple(texts)
 
 
@@ -175,12 +182,12 @@ def _decode(
     return result.token_ids, 1000 * result.stats.decode_s
 
 
-def _load(work: Path, entries: Mapping[str, Topology]) -> dict[str, dict[str, Sequence[float]]]:
+def _load(work: Path, entries: Mapping[str, Topology]) -> dict[str, dict[str, Any]]:
     if not work.exists():
         return {}
     try:
         found = json.loads(work.read_text(encoding="utf-8"))
-        is_same = all(set(times) == set(entries) for times in found.values())
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+        is_same = all(set(one["times"]) == set(entries) for one in found.values())
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
         raise TraceError(f"{work}: damaged ({error}); delete it and run again") from error
     return dict(found) if is_same else {}

@@ -9,35 +9,32 @@ enough, or time is up, which the table then tells by its spread.
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
+from entmtp.calibrate.places import STAY, TimedPlace
 from entmtp.calibrate.points import Point, StepSamples, TimedPoints, cost_table
 from entmtp.costs import CostTable
-from entmtp.drafters.base import AnyRequest, Drafter, DraftTree
-from entmtp.engine import Engine, EngineLimits, Request, StepTimes
+from entmtp.engine import Engine
 from entmtp.errors import InputError
-from entmtp.params import SamplingParams
-from entmtp.scheduler import SchedulerDecision, Signal
 from entmtp.target.base import Target
 from entmtp.topology import Topology
 
 __all__ = [
     "Probe",
     "TimingParams",
-    "filler_tokens",
     "probe_costs",
     "time_points",
     "time_steps",
     "timing_points",
 ]
 
-_STAY = 96  # tokens that a sequence may grow before it begins anew
 _FAR_ROWS = (1, 2, 4, 8, 16, 32)  # that are timed at further contexts
 _BATCH_ROWS = (1, 2, 4, 8)
+_OFTEN_ROWS, _OFTEN = 8, 3  # trees up to this size, at home, are visited so often a round
 
 Progress = Callable[[int, int], None]
 
@@ -49,7 +46,7 @@ class TimingParams:
     Attributes:
         contexts: committed tokens; those that do not fit into the window are left out.
         batches: sequences in a step.
-        min_rounds: visits to every point.
+        min_rounds: visits to every point; small trees alone have more.
         max_rounds: at most.
         spread: go on until the standard error of each median is below this share of it.
         seconds: at most, but for ``min_rounds``.
@@ -76,107 +73,6 @@ class TimingParams:
             raise InputError(f"batches is {self.batches}; the first must be 1")
         if not 1 <= self.min_rounds <= self.max_rounds:
             raise InputError("min_rounds must be from 1 to max_rounds")
-
-
-@dataclass
-class _Steered:
-    """A policy that does what it is told."""
-
-    plan: Topology = field(default_factory=lambda: Topology(()))
-    policy = "steered"
-
-    def start(self) -> None:
-        """No state."""
-
-    def choose(self, state: None, signal: Signal) -> SchedulerDecision:
-        """The plan that was set."""
-        del signal
-        return SchedulerDecision("it", self.plan)
-
-
-class _WholeTrees:
-    """A drafter whose trees are always as large as the plan, whether it found tokens or not.
-
-    Prompt lookup leaves out what it does not find, and finds little in filler text; the rows that
-    are timed must be those that the table says.
-    """
-
-    def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
-        self.name, self.digest = drafter.name, drafter.digest
-        self.max_depth, self.max_width = drafter.max_depth, drafter.max_width
-        self.prefill, self.commit = drafter.prefill, drafter.commit
-
-    def draft(self, requests: Sequence[AnyRequest]) -> list[DraftTree]:
-        """The trees, the root's token at nodes that have none."""
-        trees = self._drafter.draft(requests)
-        return [_whole(tree, one) for tree, one in zip(trees, requests, strict=True)]
-
-
-def _whole(tree: DraftTree, request: AnyRequest) -> DraftTree:
-    plan = request.plan
-    if not isinstance(plan, Topology) or tree.topology.num_nodes == plan.num_nodes:
-        return tree
-    tokens = torch.full((plan.num_rows,), int(tree.tokens[0]), dtype=torch.int64)
-    nodes = {path: node for node, path in enumerate(plan.paths, start=1)}
-    for path, token in zip(tree.topology.paths, tree.tokens[1:].tolist(), strict=True):
-        tokens[nodes[path]] = token
-    return DraftTree(plan, tokens)
-
-
-class _Place:
-    """An engine with sequences at one context in one batch."""
-
-    def __init__(
-        self, engine: Engine, place: tuple[int, int], tokens: Sequence[int], temperature: float
-    ) -> None:
-        context, self.batch = place
-        self._sampling = SamplingParams(
-            max_new_tokens=4 * _STAY, temperature=temperature, seed=0, ignore_eos=True
-        )
-        self._policy = _Steered()
-        limits = EngineLimits(max_batch_size=self.batch, prefill_chunk=4096)
-        drafter = _WholeTrees(engine.drafter)
-        self._engine = Engine(engine.target, drafter, self._policy, engine.tokenizer, limits)
-        self._engine.times_observer = self._take
-        start = max(1, context - _STAY // 2)
-        self._prompt = tuple(tokens[at % len(tokens)] for at in range(start))
-        self._times: StepTimes | None = None
-        self._ids: list[int] = []
-        self._grown = 0
-
-    def step(self, plan: Topology, samples: StepSamples | None) -> None:
-        """One step of all sequences with a tree."""
-        if not self._ids or self._grown + plan.max_depth + 1 > _STAY:
-            self._restart()
-        self._policy.plan = plan
-        started = time.perf_counter()
-        chunks = self._engine.step()
-        wall = time.perf_counter() - started
-        self._grown += max(len(chunk.token_ids) for chunk in chunks)
-        assert self._times is not None  # noqa: S101 - every step reports
-        assert self._times.num_rows == self.batch * plan.num_rows  # noqa: S101 - nothing was cut
-        if samples is not None:
-            samples.add(self._times, wall)
-
-    def close(self) -> None:
-        """Drop the sequences."""
-        for request_id in self._ids:
-            self._engine.cancel(request_id)
-        self._ids = []
-
-    def _restart(self) -> None:
-        self.close()
-        self._ids = [
-            self._engine.submit(Request(self._prompt, self._sampling)) for _ in range(self.batch)
-        ]
-        self._grown, emitted = 0, 0
-        self._policy.plan = Topology(())
-        while emitted < self.batch:  # read the prompts
-            emitted += sum(bool(chunk.token_ids) for chunk in self._engine.step())
-
-    def _take(self, times: StepTimes) -> None:
-        self._times = times
 
 
 def time_steps(
@@ -237,13 +133,14 @@ def time_points(
         progress: told rounds done and the most that there will be.
     """
     where = dict.fromkeys((point.context, point.batch) for point in points)
-    places = {place: _Place(engine, place, tokens, params.temperature) for place in where}
+    places = {place: TimedPlace(engine, place, tokens, params.temperature) for place in where}
     samples = {point: StepSamples() for point in points}
+    visits = [point for point in points for _ in range(_visits(point, points[0].context))]
     rng = random.Random(0)
     deadline = time.perf_counter() + params.seconds
     num_rounds = 0
     for number in range(params.max_rounds + 1):
-        for point in rng.sample(points, len(points)):
+        for point in rng.sample(visits, len(visits)):
             place = places[point.context, point.batch]
             place.step(point.plan, samples[point] if number else None)
         num_rounds = number
@@ -259,6 +156,12 @@ def time_points(
     for place in places.values():
         place.close()
     return TimedPoints(samples, num_rounds)
+
+
+def _visits(point: Point, home: int) -> int:
+    """A round: predictions are mostly made of small trees alone, and they are quickly timed."""
+    is_often = point.plan.num_rows <= _OFTEN_ROWS and (point.context, point.batch) == (home, 1)
+    return _OFTEN if is_often else 1
 
 
 @dataclass(frozen=True)
@@ -325,12 +228,6 @@ def probe_costs(
     return known[about]
 
 
-def filler_tokens(engine: Engine) -> list[int]:
-    """Tokens to fill contexts with: spread over the vocabulary, always the same."""
-    size = engine.target.config.vocab_size
-    return [7919 * at % size for at in range(4096)]
-
-
 def _probe_trees(trees: Sequence[Topology]) -> list[Topology]:
     """About five sizes: for each of 2, 4, 8 and 16 rows the nearest tree, the deepest of equals."""
     found = [
@@ -342,13 +239,13 @@ def _probe_trees(trees: Sequence[Topology]) -> list[Topology]:
 
 def _contexts(engine: Engine, params: TimingParams) -> tuple[int, ...]:
     window = engine.target.config.context_window
-    room = window - 2 * _STAY
+    room = window - 2 * STAY
     fitting = tuple(sorted({c for c in params.contexts if c <= room}))
     if not fitting:
         if room < 1:
             raise InputError(
                 f"the context window of {window} is too small to time steps in; it takes at least "
-                f"{2 * _STAY + 1}"
+                f"{2 * STAY + 1}"
             )
         fitting = (room,)
     return fitting

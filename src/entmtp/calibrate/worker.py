@@ -11,8 +11,9 @@ from entmtp.bank import BankSource
 from entmtp.calibrate.adapt import bank_source
 from entmtp.calibrate.collect import trace_group
 from entmtp.calibrate.groups import TraceGroup
+from entmtp.calibrate.places import filler_tokens
 from entmtp.calibrate.points import Point, TimedPoints
-from entmtp.calibrate.timing import TimingParams, filler_tokens, time_points
+from entmtp.calibrate.timing import TimingParams, time_points
 from entmtp.calibrate.trace import Trace
 from entmtp.engine import Engine
 
