@@ -63,7 +63,7 @@ class CalibrateParams:
     measure: Literal["best", "all", "none"] = "best"
     num_measured: int = 8
     measured_prompts: int = 12
-    measured_texts: int = 96
+    measured_texts: int = 72
     measured_tokens: int = 64
     typical: TypicalParams | None = None
 
