@@ -53,7 +53,8 @@ def test_a_calibration_killed_at_random_gives_the_same_bank(tmp_path: Path) -> N
     first, second = Bank.read(whole), Bank.read(cut)
     assert first.entries == second.entries
     assert first.scores == second.scores
-    assert first.calibration is not None and second.calibration is not None
+    assert first.calibration is not None
+    assert second.calibration is not None
     for name in ("source", "costs", "context", "trace", "settings", "policies"):
         assert getattr(first.calibration, name) == getattr(second.calibration, name)
     assert not list(tmp_path.glob("*.work*"))
