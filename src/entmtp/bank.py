@@ -190,7 +190,8 @@ class Bank:
             text = file.read_text(encoding="utf-8")
             document = json.loads(text, parse_constant=_refuse_constant)
         except (OSError, ValueError, RecursionError) as error:
-            raise BankError(f"{file}: cannot be read as a bank ({error})") from error
+            hint = "" if isinstance(error, OSError) else "cut off, or something else: "
+            raise BankError(f"{file}: cannot be read as a bank ({hint}{error})") from error
         try:
             return _from_document(document)
         except (BankError, TopologyError) as error:
@@ -279,7 +280,8 @@ def _from_document(document: object) -> Bank:
     schema = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(document, dict) or type(schema) is not int or schema != SCHEMA_VERSION:
         raise BankError(
-            f"not a bank of schema version {SCHEMA_VERSION}; make one with 'entmtp calibrate'"
+            f"not a bank of schema version {SCHEMA_VERSION} (found {schema!r:.40}); make one with "
+            "'entmtp calibrate'"
         )
     unknown = set(document) - _KEYS
     if unknown or not isinstance(document.get("entries"), list):

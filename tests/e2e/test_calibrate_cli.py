@@ -169,15 +169,23 @@ def test_other_heads_are_refused(run: Run, files: dict[str, Path], tmp_path: Pat
         ("--output {root}/x.json --costs {prompts}", "cannot be read as a bank"),
         ("--output {root}/x.json --drafter none", "drafter is none"),
         ("--output {root}/x.json --workers 2", "give --distributed"),
+        ("--output {prompts}", "the file of the prompts"),
+        ("--output {model}/config.json", "is no bank, so it is not overwritten"),
+        ("--output {root}/x.json --quick --limit 0", "limit is 0"),
+        ("--output {root}/x.json --max-new-tokens 1", "texts of at least 2"),
+        ("--output {root}/x.json --costs code", "was calibrated for"),
         ("--output {root}/x.json --distributed --workers 0", "workers is 0"),
     ],
 )
 def test_bad_calls(options: str, message: str, run: Run, files: dict[str, Path]) -> None:
     """One line, before anything is decoded."""
     line = COMMON.replace(" --max-nodes 6", "") if "--max-nodes" in options else COMMON
+    before = files["prompts"].read_text()
     refused = run(f"calibrate {line} {options}", **files)
     assert refused.code == 2
     assert message in refused.err
+    assert files["prompts"].read_text() == before
+    assert not list(files["root"].glob("*.work"))
 
 
 def test_a_bare_bank_has_no_costs(run: Run, files: dict[str, Path], tmp_path: Path) -> None:
@@ -190,3 +198,27 @@ def test_a_bare_bank_has_no_costs(run: Run, files: dict[str, Path], tmp_path: Pa
     assert "chain4" in run(f"bank show {file}").out
     assert run(f"bank compare {file} {file}").code == 2
     assert run(f"bank compare {file}").code == 2
+
+
+def test_quick_keeps_what_was_asked_for(run: Run, files: dict[str, Path], tmp_path: Path) -> None:
+    """Its own numbers of prompts and tokens are defaults; values that are given win."""
+    file = tmp_path / "it.json"
+    line = f"calibrate {MODEL} --prompts {{prompts}} --quick --max-nodes 4 --output {file}"
+    sizes = {}
+    for options in ("", "--limit 6 --max-new-tokens 150"):
+        assert run(f"{line} {options}", **files).code == 0
+        calibration = Bank.read(file).calibration
+        assert calibration is not None
+        trace = unpack_trace(calibration.trace)
+        sizes[options] = trace.num_texts, trace.facts.max_new_tokens
+    assert sizes == {"": (8, 128), "--limit 6 --max-new-tokens 150": (6, 150)}
+
+
+def test_banks_with_one_best_tree_are_named(
+    run: Run, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """Else equal rows would look like a mistake."""
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    assert run(f"calibrate {COMMON} --quick --output {first}", **files).code == 0
+    second.write_bytes(first.read_bytes())
+    assert "one tree: a, b" in run(f"bank compare {first} {second}").out

@@ -335,6 +335,7 @@ def test_a_bank_of_another_machine_is_fitted_again(
     assert adapted.calibration.source.device == "another processor"
     files = list(cache.iterdir())
     assert len(files) == 1
+    assert "was fitted to this machine before" in check_bank(bank, engine, cache)
     monkeypatch.setattr(adapt, "refit_bank", lambda *_: pytest.fail("fitted twice"))
     assert adapt_bank(bank, engine, cache).entries == adapted.entries
     monkeypatch.undo()

@@ -103,8 +103,13 @@ def _read_kept(file: Path | None) -> Bank | None:
         return None
 
 
-def check_bank(bank: Bank, engine: Engine) -> str:
+def check_bank(bank: Bank, engine: Engine, cache: Path | None = None) -> str:
     """In words: what using a bank with an engine means.
+
+    Args:
+        bank: any.
+        engine: that would use it.
+        cache: see :func:`adapt_bank`.
 
     Raises:
         BankError: it was made for another model or other heads.
@@ -116,6 +121,8 @@ def check_bank(bank: Bank, engine: Engine) -> str:
     _check_model(source, here)
     if _machine(source) == _machine(here):
         return "fits: made for this model, these heads and this machine"
+    if cache is not None and (cache / _cache_name(bank, here)).exists():
+        return f"fits: it {_elsewhere(source, here)}, and was fitted to this machine before"
     return _differences(source, here)
 
 
@@ -229,16 +236,20 @@ def _machine(source: BankSource) -> dict[str, Any]:
 
 
 def _differences(there: BankSource, here: BankSource) -> str:
-    """In words: on what other machine steps were timed."""
+    """In words: on what other machine steps were timed, and what follows."""
+    return (
+        f"the bank {_elsewhere(there, here)}; steps are timed again here at the first use, "
+        "which takes about a minute"
+    )
+
+
+def _elsewhere(there: BankSource, here: BankSource) -> str:
     found = [
         f"{name} {getattr(there, name)}, here {getattr(here, name)}"
         for name in _SAME_MACHINE
         if getattr(there, name) != getattr(here, name)
     ]
-    return (
-        f"the bank was timed elsewhere ({'; '.join(found)}); steps are timed again here, once, "
-        "which takes about a minute"
-    )
+    return f"was timed elsewhere ({'; '.join(found)})"
 
 
 def _cache_name(bank: Bank, here: BankSource) -> str:

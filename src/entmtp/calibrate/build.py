@@ -32,7 +32,7 @@ from entmtp.params import TypicalParams
 from entmtp.topology import Topology
 from entmtp.workload import PromptRecord
 
-__all__ = ["CalibrateParams", "CalibrationRun", "Calibrator", "spread_over_tasks"]
+__all__ = ["CalibrateParams", "CalibrationRun", "Calibrator", "check_tasks", "spread_over_tasks"]
 
 Progress = Callable[[str, int, int], None]
 
@@ -145,15 +145,15 @@ class Calibrator:
         Raises:
             EntmtpError: prompts that are too few, or a stage that fails.
         """
-        _check_tasks(records)
+        check_tasks(records)
         params = self._params
-        trace = self._trace(records)
-        fitting, _ = trace.halves()
-        trees = grow_all(fitting, GrowParams(max_nodes=params.max_nodes), progress=self._at("grow"))
         source = bank_source(self._engine, self._model)
         if isinstance(params.costs, Bank):
             source, costs = costs_of(params.costs, source)
-        else:
+        trace = self._trace(records)
+        fitting, _ = trace.halves()
+        trees = grow_all(fitting, GrowParams(max_nodes=params.max_nodes), progress=self._at("grow"))
+        if not isinstance(params.costs, Bank):
             costs = params.costs or self._timed(trace, trees)
         candidates = find_candidates(fitting, trees, costs)
         if params.typical is not None:
@@ -318,7 +318,12 @@ def _with_measured(score: EntryScore, measured: Measured) -> EntryScore:
     )
 
 
-def _check_tasks(records: Sequence[PromptRecord]) -> None:
+def check_tasks(records: Sequence[PromptRecord]) -> None:
+    """Refuse tasks that cannot be halved.
+
+    Raises:
+        InputError: a task of one prompt.
+    """
     for task, count in Counter(record.task for record in records).items():
         if count < 2:
             raise InputError(

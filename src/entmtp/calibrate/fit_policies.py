@@ -106,7 +106,7 @@ def fit_policies(
     found: dict[str, Params] = {}
     for stage, fitted in enumerate(_fits(fitting)):
         found |= fitted
-        progress(stage + 1, _NUM_STAGES)
+        progress(min(stage + 1, _NUM_STAGES - 1), _NUM_STAGES)
     rates = [_rates(ground, found) for ground in (fitting, check)]
     policies = {
         name: {

@@ -1,7 +1,7 @@
 """``entmtp bank``: look at banks, compare them, and say whether one can be used."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,18 @@ def compare(banks: tuple[str, ...], as_json: bool) -> None:
             for other in banks
         ]
         click.echo(f"{label:<{width}}" + "".join(f"{cell:>22}" for cell in cells))
+    alike = _alike(banks)
+    if alike:
+        click.echo("one tree: " + "; ".join(alike))
+
+
+def _alike(banks: Sequence[str]) -> list[str]:
+    """Banks whose best trees are the same, so that their rows are."""
+    by_tree: dict[Any, list[str]] = {}
+    for name in banks:
+        found = _read(name)
+        by_tree.setdefault(found.entries[found.best].paths, []).append(Path(name).stem)
+    return [", ".join(names) for names in by_tree.values() if len(names) > 1]
 
 
 @bank.command()
@@ -77,8 +89,9 @@ def validate(bank: str, **options: Any) -> None:
     found = _read(bank)
     engine = load_engine(options)
     from entmtp.calibrate.adapt import check_bank
+    from entmtp.loading.catalog import home
 
-    click.echo(check_bank(found, engine))
+    click.echo(check_bank(found, engine, home() / "banks"))
 
 
 def _read(name: str) -> "Bank":
@@ -91,8 +104,10 @@ def _facts(found: "Bank") -> dict[str, Any]:
     """The JSON form: entries with all numbers, and where they come from; without the texts."""
     from dataclasses import asdict
 
+    from entmtp.bank import SCHEMA_VERSION
+
     facts: dict[str, Any] = {
-        "schema": 1,
+        "schema": SCHEMA_VERSION,
         "entries": [
             {
                 "name": name,
@@ -155,9 +170,10 @@ def _print_policies(policies: Mapping[str, Any]) -> None:
     rates = {name: found["check_tokens_per_s"] for name, found in policies.items()}
     for name in sorted(rates, key=lambda name: -rates[name]):
         found = policies[name]
+        mark = "  (a bound, for policies over whole trees)" if name == "clairvoyant" else ""
         click.echo(
             f"{name:<17}{found['fit_tokens_per_s']:>9.1f}{rates[name]:>9.1f}"
-            f"{_number(found['headroom_share'], 3):>10}"
+            f"{_number(found['headroom_share'], 3):>10}{mark}"
         )
 
 

@@ -57,7 +57,8 @@ __all__ = ["bench"]
     "banks",
     multiple=True,
     metavar="[TASK=]NAME|FILE",
-    help="A bank that 'entmtp calibrate' wrote, for one task or for all others; repeatable.",
+    help="A bank that ships or that 'entmtp calibrate' wrote, for one task or for all others; "
+    "repeatable. Without: mixed, where it was made for this model and these heads.",
 )
 @click.option(
     "--medusa-heads", default="medusa", show_default=True, help="Heads of the method medusa."
@@ -144,11 +145,10 @@ def _session(workloads: tuple[str, ...], options: dict[str, Any]) -> "Iterator[B
     from entmtp.bench.session import BenchSession, open_contestants
     from entmtp.bench.tasks import encode_tasks
     from entmtp.loading.catalog import home
+    from entmtp.loading.loader import DEFAULT_BANK, default_bank
 
     given = options["methods"]
-    methods = default_methods(has_bank=bool(options["banks"]))
-    if given is not None:
-        methods = parse_methods(given)
+    named = None if given is None else parse_methods(given)
     params = BenchParams(
         SamplingParams(
             max_new_tokens=options["max_new_tokens"],
@@ -163,7 +163,9 @@ def _session(workloads: tuple[str, ...], options: dict[str, Any]) -> "Iterator[B
     engine = load_engine(options)
     name, path = _model_of(options["model"])
     tasks = encode_tasks(engine, records, all_turns=options["spec_bench"] is not None)
-    banks = load_banks(options["banks"], engine, records, home() / "banks")
+    names = options["banks"] or ((DEFAULT_BANK,) if default_bank(engine) else ())
+    banks = load_banks(names, engine, records, home() / "banks")
+    methods = named or default_methods(has_bank=bool(banks))
     heads = Heads(name, path, options["medusa_heads"], options["hydra_heads"], banks)
     traces = home() / "traces" if options["headroom"] else None
     with open_contestants(engine, heads, tasks, params, typical, _notice) as contestants:

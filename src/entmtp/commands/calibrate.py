@@ -28,7 +28,11 @@ _QUICK_TOKENS, _QUICK_LIMIT = 128, 16
 @click.command()
 @prompt_options
 @click.option(
-    "--output", type=click.Path(path_type=Path), required=True, help="Bank file that is written."
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Bank file that is written, in a folder that is made if it is missing; only a bank is "
+    "overwritten.",
 )
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -57,7 +61,12 @@ _QUICK_TOKENS, _QUICK_LIMIT = 128, 16
     show_default=True,
     help="typical: score trees by decoding under typical acceptance, which is LOSSY.",
 )
-@click.option("--quick", is_flag=True, help="A rough bank in about a minute.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="A rough bank in about a minute: 16 prompts of 128 tokens where "
+    "no others are asked for, short timing, nothing measured.",
+)
 @click.option(
     "--report",
     type=click.Path(path_type=Path, file_okay=False),
@@ -82,8 +91,10 @@ def calibrate(
     """
     is_quick, report = options.pop("quick"), options.pop("report")
     if is_quick:
-        limit = min(limit or _QUICK_LIMIT, _QUICK_LIMIT)
-        max_new_tokens = min(max_new_tokens, _QUICK_TOKENS)
+        limit = _QUICK_LIMIT if limit is None else limit
+        source = click.get_current_context().get_parameter_source("max_new_tokens")
+        if source is click.core.ParameterSource.DEFAULT:
+            max_new_tokens = _QUICK_TOKENS
     sampling = SamplingParams(
         max_new_tokens=max_new_tokens,
         temperature=options.pop("temperature"),
@@ -93,10 +104,11 @@ def calibrate(
         from entmtp.plotting import make_report_folder
 
         make_report_folder(report)
-    _check_output(output)
+    _check_output(output, workloads)
     params = _params(options, is_quick)
     distribution = take_distribution(options)
     records = read_records(workloads, limit)
+    _check_records(records, max_new_tokens)
     work = output.with_name(f"{output.name}.work")
     with _held(work):
         run = _calibrated(records, sampling, params, (output, work), distribution, options)
@@ -156,7 +168,7 @@ def _remove(work: Path) -> None:
 
 @contextmanager
 def _held(work: Path) -> Iterator[None]:
-    """Keep other runs out of the folder of work."""
+    """Keep other runs out of the folder of work, which goes where nothing was begun."""
     from entmtp.files import BusyFolderError, holding
 
     with ExitStack() as stack:
@@ -166,7 +178,12 @@ def _held(work: Path) -> Iterator[None]:
             raise BankError(str(error)) from error
         except OSError as error:
             raise BankError(f"{work}: cannot be written ({error}); name another output") from error
-        yield
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                if {file.name for file in work.iterdir()} <= {"run.lock"}:
+                    _remove(work)
 
 
 def _params(options: dict[str, Any], is_quick: bool) -> "CalibrateParams":
@@ -191,20 +208,41 @@ def _params(options: dict[str, Any], is_quick: bool) -> "CalibrateParams":
     )
 
 
-def _check_output(output: Path) -> None:
-    """Fail before anything is decoded where the bank could not be written."""
+def _check_output(output: Path, workloads: tuple[str, ...]) -> None:
+    """Fail before anything is decoded where the bank could not be written, or in place of what."""
     if output.is_dir():
         raise InputError(f"output {output}: a folder; name a file for the bank")
+    if any(output.resolve() == Path(name).resolve() for name in workloads):
+        raise InputError(f"output {output}: the file of the prompts; name another one")
+    if output.exists():
+        from entmtp.bank import Bank
+
+        try:
+            Bank.read(output)
+        except BankError as error:
+            raise InputError(
+                f"output {output}: exists and is no bank, so it is not overwritten; name another "
+                f"file, or delete it ({error})"
+            ) from error
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"output {output}: cannot be written ({error})") from error
 
 
+def _check_records(records: "list[PromptRecord]", max_new_tokens: int) -> None:
+    """Fail before anything is loaded where no bank could come of it."""
+    from entmtp.calibrate.build import check_tasks
+
+    check_tasks(records)
+    if max_new_tokens < 2:
+        raise InputError(f"max_new_tokens is {max_new_tokens}; a step takes texts of at least 2")
+
+
 def _show(stage: str, done: int, total: int) -> None:
     if sys.stderr.isatty():
         show_progress(stage, done, total)
-    elif done == total:
+    elif done == total:  # told once by every stage
         click.echo(f"{stage}: done", err=True)
 
 

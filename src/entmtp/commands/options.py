@@ -237,6 +237,8 @@ def typical_params(options: dict[str, Any]) -> TypicalParams | None:
 def load_engine(options: dict[str, Any]) -> "Engine":
     """Take the model options out of ``options`` and load an engine.
 
+    Commands that have no option of a policy bring schedulers of their own, and need no bank here.
+
     Raises:
         EntmtpError: a model, heads or trees that cannot be used.
     """
@@ -247,7 +249,7 @@ def load_engine(options: dict[str, Any]) -> "Engine":
         options["model"],
         options["drafter"],
         options.get("bank"),
-        policy=options.get("policy", "auto"),
+        policy=options.get("policy", "plain"),
         topology=options.get("topology"),
         dtype=options["dtype"],
         device=options["device"],

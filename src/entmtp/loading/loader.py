@@ -26,7 +26,9 @@ from entmtp.topology import Topology
 
 __all__ = [
     "BACKENDS",
+    "DEFAULT_BANK",
     "DTYPES",
+    "default_bank",
     "load",
     "load_target",
     "set_threads",
@@ -35,6 +37,8 @@ __all__ = [
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BACKENDS = ("auto", "torch", "native")
+DEFAULT_BANK = "mixed"
+"""The shipped bank that is used where none is named and it fits."""
 
 
 def load(  # noqa: PLR0913 - keyword-only beyond the third
@@ -105,15 +109,15 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
     engine = Engine(target, drafter, FixedScheduler.plain(), tokenizer, limits)
     if isinstance(policy, str):
         if bank is None and topology is None and policy != "plain":
-            bank = _default_bank(engine)
+            bank = default_bank(engine)
         policy = make_scheduler(policy, drafter, _bank_here(bank, engine), topology)
     engine.scheduler = policy
     return engine
 
 
-def _default_bank(engine: Engine) -> Bank | None:
+def default_bank(engine: Engine) -> Bank | None:
     """The bank that ships for all kinds of text, where it was made for this model and drafter."""
-    file = shipped_banks().get("mixed")
+    file = shipped_banks().get(DEFAULT_BANK)
     if file is None or isinstance(engine.drafter, EmptyDrafter):
         return None
     from entmtp.calibrate.adapt import is_bank_of
