@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from costs import linear_costs
 from entmtp.bank import Bank, BankSource, Calibration
 from entmtp.calibrate import fit_dynamic as fit_dynamic_module
+from entmtp.calibrate import fit_levels
 from entmtp.calibrate.fit import fit_entries, mean_context
 from entmtp.calibrate.fit_chains import chain_threshold_ms, longest_chain
 from entmtp.calibrate.fit_dynamic import fit_dynamic
@@ -212,6 +213,19 @@ def test_no_policy_is_worse_than_the_best_tree(seed: int) -> None:
     assert rates["plain"] <= rates["fixed"] < rates[BOUND]
     assert policies["fixed"]["headroom_share"] == 0.0
     assert policies[BOUND]["headroom_share"] == 1.0
+
+
+@pytest.mark.parametrize("lead", [0.0, 1.0])
+def test_thresholds_take_the_place_of_a_tree_where_they_lead_clearly(
+    lead: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they do not, ladder and hysteresis are the best single tree, on new texts too."""
+    trace, entries, context, _ = fitted()
+    monkeypatch.setattr(fit_levels, "_LEAST_LEAD", lead)
+    policies = fit_policies(trace, entries, COSTS, context)
+    rates = {name: found["check_tokens_per_s"] for name, found in policies.items()}
+    for name in ("ladder", "hysteresis"):
+        assert (rates[name] == rates["fixed"]) is (lead == 1.0)
 
 
 def test_policies_find_the_stretches() -> None:

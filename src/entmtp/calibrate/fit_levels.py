@@ -4,7 +4,8 @@ A ladder for a signal follows from what each tree keeps in each interval of it: 
 trees to intervals with the most tokens less the worth of the time, in which trees get dearer as
 text gets more predictable (a dynamic programme). The best of all signals and sizes by replay is
 then improved threshold by threshold. Bands and dwells of ``hysteresis`` are laid around ladders.
-The best single tree is among the candidates of both, so neither is worse on the fitted texts.
+The best single tree is among the candidates of both, and they must lead it clearly: a lead of less
+than a percent on the fitted texts is as often a loss on others.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ _STEP = 1 / 24  # of the distribution of a signal, by which thresholds are moved
 _WIDTHS = (0.02, 0.05, 0.1)
 _DWELLS = (1, 2, 4)
 _ROUNDS = 2
+_LEAST_LEAD = 0.01  # over the best single tree, as a share of its time
 
 Progress = Callable[[], None]
 
@@ -104,8 +106,9 @@ def ladders(texts: Texts, trees: Sequence[int], single: Automaton) -> list[Ladde
 def fit_ladder(
     texts: Texts, found: Sequence[Ladder], single: Automaton
 ) -> tuple[Ladder | None, float]:
-    """The best ladder and its milliseconds; ``None`` where the best tree alone is as good."""
-    best, best_ms = None, float(simulate(texts, [single])[0])
+    """The best ladder and its milliseconds; ``None`` where the best tree alone is about as good."""
+    single_ms = float(simulate(texts, [single])[0])
+    best, best_ms = None, single_ms
     candidates = list(found)
     while candidates:
         ms = simulate(texts, [ladder.automaton for ladder in candidates])
@@ -114,13 +117,16 @@ def fit_ladder(
             break
         best, best_ms = candidates[at], float(ms[at])
         candidates = _moved(best)
-    return best, best_ms
+    return (best, best_ms) if _leads(best_ms, single_ms) else (None, single_ms)
 
 
 def fit_hysteresis(
     texts: Texts, found: Sequence[Ladder], single: Automaton
 ) -> tuple[tuple[Ladder, Automaton] | None, float]:
-    """The best bands, with the ladder they lie around, and their milliseconds."""
+    """The best bands, with the ladder they lie around, and their milliseconds.
+
+    ``None`` where they do not lead the best tree clearly.
+    """
     made = [
         (ladder, banded)
         for ladder, width, dwell in product(found, _WIDTHS, _DWELLS)
@@ -135,9 +141,13 @@ def fit_hysteresis(
     starts = [replace(banded, start=start) for start in range(len(banded.choices))]
     by_start = simulate(texts, starts)
     best_ms = float(by_start.min())
-    if not best_ms < single_ms:
+    if not _leads(best_ms, single_ms):
         return None, single_ms
     return (ladder, starts[int(by_start.argmin())]), best_ms
+
+
+def _leads(ms: float, single_ms: float) -> bool:
+    return ms < (1 - _LEAST_LEAD) * single_ms
 
 
 def _rate(texts: Texts, milliseconds: FloatArray) -> float:
