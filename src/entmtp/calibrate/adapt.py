@@ -38,7 +38,9 @@ _logger = logging.getLogger(__name__)
 
 _SAME_MODEL = ("model_digest", "drafter", "drafter_digest")
 _SAME_MACHINE = ("backend", "precision", "device", "threads")
-_QUICK = TimingParams(contexts=(256, 1024), min_rounds=5, max_rounds=15, seconds=20.0)
+_QUICK = TimingParams(
+    contexts=(256, 1024), batches=(1, 4), min_rounds=5, max_rounds=15, seconds=20.0
+)
 
 Progress = Callable[[int, int], None]
 
@@ -239,7 +241,7 @@ def _differences(there: BankSource, here: BankSource) -> str:
     """In words: on what other machine steps were timed, and what follows."""
     return (
         f"the bank {_elsewhere(there, here)}; steps are timed again here at the first use, "
-        "which takes about a minute"
+        "which takes about a minute, and longer where steps are slow"
     )
 
 
