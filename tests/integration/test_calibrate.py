@@ -312,8 +312,10 @@ def test_a_bank_is_rescaled_on_its_own_machine(tmp_path: Path) -> None:
     assert bank.calibration is not None
     found = adapted.calibration.settings["probe"]
     assert len(found["rows"]) == len(found["factors"]) > 1
-    for size, factor in zip(found["rows"], found["factors"], strict=True):
-        before, now = bank.calibration.costs, adapted.calibration.costs
+    before, now = bank.calibration.costs, adapted.calibration.costs
+    factors = dict(zip(found["rows"], found["factors"], strict=True))
+    for size in factors.keys() & set(before.rows):  # between these the table is read linearly
+        factor = factors[size]
         assert now.forward(size, 100) == pytest.approx(before.forward(size, 100) * factor)
     again = adapt_bank(bank, engine).calibration
     assert again is not None
