@@ -1,7 +1,7 @@
 """``entmtp bank``: look at banks, compare them, and say whether one can be used."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,8 @@ def compare(banks: tuple[str, ...], as_json: bool) -> None:
         raise InputError("name at least two banks to compare")
     from entmtp.calibrate.compare import compare_banks
 
-    table = compare_banks({name: _read(name) for name in banks})
+    found = {name: _read(name) for name in banks}
+    table = compare_banks(found)
     if as_json:
         click.echo(json.dumps(table, allow_nan=False))
         return
@@ -66,16 +67,15 @@ def compare(banks: tuple[str, ...], as_json: bool) -> None:
             for other in banks
         ]
         click.echo(f"{label:<{width}}" + "".join(f"{cell:>22}" for cell in cells))
-    alike = _alike(banks)
+    alike = _alike(found)
     if alike:
         click.echo("one tree: " + "; ".join(alike))
 
 
-def _alike(banks: Sequence[str]) -> list[str]:
+def _alike(banks: "Mapping[str, Bank]") -> list[str]:
     """Banks whose best trees are the same, so that their rows are."""
     by_tree: dict[Any, list[str]] = {}
-    for name in banks:
-        found = _read(name)
+    for name, found in banks.items():
         by_tree.setdefault(found.entries[found.best].paths, []).append(Path(name).stem)
     return [", ".join(names) for names in by_tree.values() if len(names) > 1]
 
