@@ -1,16 +1,18 @@
 """Microseconds of a step that policies take to choose a tree, over those of one fixed tree.
 
 Every policy of a bank decodes the same prompts, one at a time, in a rotating order. What is timed
-is all that precedes the draft: the signal, the decision, the cut to what may still be emitted, and
-the search for a copy where a plan can hold one. A switch is a step with another decision than the
-step before. Prints a table, then one JSON document.
+is all that precedes the draft: the signal, the decision, and the cut to what may still be emitted.
+A switch is a step with another decision than the step before. The search for a copy, which is part
+of the draft where a plan can hold one, is shown beside it. Prints a table, then one JSON document.
 
     python benchmarks/schedule_cost.py mixed.json --prompts code --prompts chat --limit 3
 """
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +24,8 @@ import entmtp
 from entmtp.bank import Bank, load_bank
 from entmtp.calibrate.adapt import adapt_bank
 from entmtp.engine import StepTimes
+from entmtp.engine.sequence import ActiveSequence
+from entmtp.growth import Copy, GrowthPlan
 from entmtp.loading.catalog import home
 from entmtp.scheduler import POLICIES, TopologyScheduler, make_scheduler
 from entmtp.scheduler.registry import GROWING
@@ -39,10 +43,12 @@ class Timed:
     Attributes:
         us: microseconds before the draft.
         is_switch: whether the decision is another than that of the step before.
+        search_us: microseconds of the search for a copy; ``None`` where there was none.
     """
 
     us: float
     is_switch: bool
+    search_us: float | None = None
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -98,19 +104,41 @@ def _timed(
     times: list[StepTimes] = []
     engine.times_observer = times.append
     try:
-        result = engine.generate(prompt, sampling, scheduler=scheduler)
+        with _searches() as searches:
+            result = engine.generate(prompt, sampling, scheduler=scheduler)
     finally:
         engine.times_observer = None
     decisions = [(step.topology, step.bin) for step in result.stats.steps]
     decoding = [1e6 * step.schedule_s for step in times if step.num_decoding]
     switches = [a != b for a, b in pairwise([*decisions[:1], *decisions])]
-    return [Timed(us, switch) for us, switch in zip(decoding, switches, strict=True)]
+    found = searches or [None] * len(decoding)
+    return [Timed(*step) for step in zip(decoding, switches, found, strict=True)]
+
+
+@contextmanager
+def _searches() -> Iterator[list[float | None]]:
+    """Microseconds of every search for a copy while this is open."""
+    found: list[float | None] = []
+    search = ActiveSequence.find_copy
+
+    def timed(sequence: ActiveSequence, plan: GrowthPlan) -> Copy | None:
+        start = time.perf_counter()
+        copy = search(sequence, plan)
+        found.append(1e6 * (time.perf_counter() - start))
+        return copy
+
+    ActiveSequence.find_copy = timed  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        ActiveSequence.find_copy = search  # type: ignore[method-assign]
 
 
 def summary(steps: Sequence[Timed], base_us: float) -> dict[str, float | int | None]:
     """Of one policy, beside the median of ``fixed``."""
     every = [step.us for step in steps]
     switching = [step.us for step in steps if step.is_switch]
+    searches = [step.search_us for step in steps if step.search_us is not None]
     return {
         "num_steps": len(steps),
         "num_switches": len(switching),
@@ -118,6 +146,7 @@ def summary(steps: Sequence[Timed], base_us: float) -> dict[str, float | int | N
         "over_fixed_us": median(every) - base_us,
         "at_switches_over_fixed_us": median(switching) - base_us if switching else None,
         "high_us": float(np.percentile(every, HIGH)),
+        "search_us": median(searches) if searches else None,
     }
 
 
@@ -145,13 +174,15 @@ def run(args: argparse.Namespace) -> dict[str, object]:
 
 def print_table(policies: Mapping[str, Mapping[str, float | None]]) -> None:
     print(f"microseconds before the draft: median, over fixed, at switches, {HIGH} % percentile")
-    print(f"{'policy':<16}{'steps':>7}{'switches':>9}{'us':>8}{'over':>8}{'switch':>8}{'high':>8}")
+    print("and of the search for a copy, which is part of the draft")
+    titles = ("us", "over", "switch", "high", "search")
+    print(f"{'policy':<16}{'steps':>7}{'switches':>9}" + "".join(f"{title:>8}" for title in titles))
     for name, row in policies.items():
-        at = row["at_switches_over_fixed_us"]
+        at, search = row["at_switches_over_fixed_us"], row["search_us"]
         print(
             f"{name:<16}{row['num_steps']:>7}{row['num_switches']:>9}{row['median_us']:>8.1f}"
             f"{row['over_fixed_us']:>8.1f}{'-' if at is None else f'{at:.1f}':>8}"
-            f"{row['high_us']:>8.1f}"
+            f"{row['high_us']:>8.1f}{'-' if search is None else f'{search:.1f}':>8}"
         )
 
 

@@ -125,7 +125,7 @@ class CopyTable:
         if not all(((table >= 0) & (table <= 1)).all() for table in (self.hits, self.mixes)):
             raise TopologyError("the probabilities of copies must lie between 0 and 1")
 
-    @property
+    @cached_property
     def length(self) -> int:
         """M."""
         return int(self.hits.shape[1])

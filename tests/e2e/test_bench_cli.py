@@ -331,5 +331,7 @@ def test_what_choosing_costs_is_measured_for_every_policy(
     for name, row in report["policies"].items():
         assert f"\n{name} " in table
         assert 0 < row["median_us"] <= row["high_us"]
+        params = bank["calibration"]["policies"].get(name, {}).get("params", {})
+        assert (row["search_us"] is not None) == bool(params.get("hits"))
     assert report["policies"]["fixed"]["over_fixed_us"] == 0
     assert report["prompts"] == 2

@@ -62,12 +62,12 @@ def test_a_probe_that_changed_nothing_makes_the_next_one_rarer() -> None:
 def test_plans_of_one_sequence_are_made_with_the_scheduler() -> None:
     """None is made between two tokens; those of larger batches are made once."""
     scheduler = DynamicScheduler(PARAMS, COSTS)
-    made = {key: list(plans) for key, plans in scheduler._decisions.items()}
+    made = {key: list(plans) for key, plans in scheduler._decisions._made.items()}
     assert made.keys() == {(context, 1) for context in range(len(CONTEXTS))}
     for context in (0, *CONTEXTS, 10**6):
         for share in (0.0, 0.5, 1.0):
             plan_of(scheduler, share, context)
-    assert scheduler._decisions == made
+    assert scheduler._decisions._made == made
     assert plan_of(scheduler, 0.5, 300, 7) is plan_of(scheduler, 0.5, 310, 7)
 
 

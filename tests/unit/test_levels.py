@@ -30,6 +30,7 @@ from entmtp.scheduler import (
 )
 from entmtp.scheduler.bands import CONTEXTS, MAX_PROBE_EVERY, PROBE_EVERY, context_class
 from entmtp.scheduler.reading import read_params
+from entmtp.scheduler.values import Score
 from entmtp.topology import Topology
 
 BANK = Bank.of(
@@ -84,6 +85,25 @@ def test_hits_are_drawn_to_one_half_at_first() -> None:
         signal_value(QUIET._replace(hit_ema=0.0, num_hits=n), "hit_ema") for n in (0, 2, 10, 99)
     ]
     assert values == [0.5, 0.25, pytest.approx(1 / 12), pytest.approx(1 / 12)]
+
+
+@given(
+    st.dictionaries(st.sampled_from(SIGNALS), st.floats(-3, 3)),
+    st.lists(st.floats(0, 5), min_size=5, max_size=5),
+    st.tuples(st.floats(0, 1), st.integers(0, 20)),
+)
+def test_a_score_is_the_weighted_sum_in_the_order_of_the_signals(
+    weights: dict[str, float], values: list[float], hits: tuple[float, int]
+) -> None:
+    """To the last bit, whatever the order of the weights: replay adds them one by one."""
+    entropy, p0, entropy_ema, p0_ema, accepted = values
+    signal = Signal(p0, entropy, p0_ema, entropy_ema, accepted, 3, *hits)
+    total = 0.0
+    for name in SIGNALS:
+        if name in weights:
+            total += weights[name] * signal_value(signal, name)
+    assert Score(weights)(signal) == total
+    assert Score(dict(reversed(weights.items())))(signal) == total
 
 
 def test_plain_steps_tell_nothing_of_accepted_tokens() -> None:

@@ -38,6 +38,15 @@ def test_every_step_of_every_policy_is_timed_and_switches_are_marked() -> None:
 
 def test_a_policy_is_summed_up_beside_the_fixed_tree() -> None:
     """Medians; steps that switch by themselves, where there are any."""
+    assert schedule_cost.summary([Timed(9.0, False, us) for us in (3.0, 5.0, 9.0)], 9.0) == {
+        "num_steps": 3,
+        "num_switches": 0,
+        "median_us": 9.0,
+        "over_fixed_us": 0.0,
+        "at_switches_over_fixed_us": None,
+        "high_us": 9.0,
+        "search_us": 5.0,
+    }
     steps = [Timed(us, us > 20) for us in (10.0, 12.0, 14.0, 30.0, 40.0)]
     assert schedule_cost.summary(steps, 9.0) == {
         "num_steps": 5,
@@ -46,6 +55,7 @@ def test_a_policy_is_summed_up_beside_the_fixed_tree() -> None:
         "over_fixed_us": 5.0,
         "at_switches_over_fixed_us": 26.0,
         "high_us": pytest.approx(38.0),
+        "search_us": None,
     }
     assert schedule_cost.summary(steps[:3], 9.0)["at_switches_over_fixed_us"] is None
 

@@ -248,8 +248,10 @@ class Engine:
         decoding = [s for s in self._running if s.is_prefilled]
         prefilling = [s for s in self._running if not s.is_prefilled]
         marks = [self._now()]
-        requests = [self._choose_plan(sequence, len(decoding)) for sequence in decoding]
+        for sequence in decoding:
+            sequence.choose_plan(len(decoding))
         marks.append(self._now())
+        requests = [self._request(sequence) for sequence in decoding]
         trees = self.drafter.draft(requests) if requests else []
         marks.append(self._now())
         chunks = self._prompt_chunks(prefilling)
@@ -303,8 +305,7 @@ class Engine:
             )
             self._running.append(sequence)
 
-    def _choose_plan(self, sequence: ActiveSequence, batch: int) -> AnyRequest:
-        sequence.choose_plan(batch)
+    def _request(self, sequence: ActiveSequence) -> AnyRequest:
         plan, state = sequence.plan, sequence.drafter_state
         self._check_plan(plan)
         coupling = sequence.coupling if self.couples_drafts else None

@@ -71,8 +71,8 @@ class StepTimes:
         num_decoding: sequences that drafted and checked a tree.
         num_prefilling: sequences that read a chunk of their prompt.
         num_rows: rows of the target's forward.
-        schedule_s: seconds to choose the plans.
-        draft_s: to fill the trees.
+        schedule_s: seconds to choose the plans: signals, decisions and cuts.
+        draft_s: to search for copies, and to fill or grow the trees.
         forward_s: of the target's forward, the making of its inputs included.
         rest_s: to verify, to commit and to read the signals.
     """

@@ -1,9 +1,11 @@
 """What policies share: levels with thresholds, a dwell and a probe; classes of contexts."""
 
+import sys
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Generic, TypeVar
 
 from entmtp.errors import InputError
 
@@ -13,6 +15,7 @@ __all__ = [
     "PROBE_EVERY",
     "Bands",
     "LevelState",
+    "Places",
     "check_rising",
     "context_class",
     "is_probe",
@@ -27,12 +30,46 @@ it; twice as many after each such probe that changed nothing, up to the second n
 """
 
 
+_Made = TypeVar("_Made")
+
+
 def context_class(context: int) -> int:
     """Index in :data:`CONTEXTS`."""
     return min(bisect_right(CONTEXTS, context), len(CONTEXTS) - 1)
 
 
-@dataclass
+class Places(Generic[_Made]):
+    """What is made once for each class of contexts and size of a batch.
+
+    One sequence stays at a place for many steps, so the last one is looked at first.
+    """
+
+    def __init__(self, make: Callable[[int, int], _Made]) -> None:
+        """Make those of one sequence, which then never waits.
+
+        Args:
+            make: of an index in :data:`CONTEXTS` and a number of sequences.
+        """
+        self._make = make
+        self._made = {(at, 1): make(at, 1) for at in range(len(CONTEXTS))}
+        self._low, self._high, self._batch = 0, CONTEXTS[0], 1
+        self._last = self._made[0, 1]
+
+    def at(self, context: int, batch: int) -> _Made:
+        """That of a step of ``batch`` sequences after ``context`` tokens."""
+        if self._low <= context < self._high and batch == self._batch:
+            return self._last
+        place = context_class(context), batch
+        found = self._made.get(place)
+        if found is None:
+            found = self._made[place] = self._make(*place)
+        self._low = CONTEXTS[place[0] - 1] if place[0] else 0
+        self._high = CONTEXTS[place[0]] if place[0] < len(CONTEXTS) - 1 else sys.maxsize
+        self._batch, self._last = batch, found
+        return found
+
+
+@dataclass(slots=True)
 class LevelState:
     """State of one request.
 

@@ -25,7 +25,7 @@ from entmtp.growth import (
     GrowthPlan,
     GrowthRule,
 )
-from entmtp.scheduler.bands import CONTEXTS, MAX_PROBE_EVERY, PROBE_EVERY, context_class
+from entmtp.scheduler.bands import CONTEXTS, MAX_PROBE_EVERY, PROBE_EVERY, Places
 from entmtp.scheduler.base import SchedulerDecision, prepared_plan
 from entmtp.scheduler.reading import read_params
 from entmtp.scheduler.signals import Signal
@@ -135,7 +135,7 @@ class DynamicParams:
         return table
 
 
-@dataclass
+@dataclass(slots=True)
 class _State:
     num_hits: int = 0
     num_idle: int = 0
@@ -162,11 +162,10 @@ class DynamicScheduler:
         self._rule = params.rule()
         self.can_copy = self._rule.copies is not None
         self._bounds = list(params.trust_bounds)
+        self._prior = params.prior, params.prior_steps
         typical, there = round(params.mean_nodes), params.context
         self._typical_ms = float(growth_costs(costs, 1, typical, there, 1).rows[typical])
-        self._decisions: dict[tuple[int, int], list[SchedulerDecision]] = {}
-        for context in range(len(CONTEXTS)):  # one sequence never waits for a plan
-            self._decisions[context, 1] = self._decide(context, 1)
+        self._decisions = Places(self._decide)
 
     def start(self) -> _State:
         """Nothing is known of the request."""
@@ -185,14 +184,9 @@ class DynamicScheduler:
             state.num_idle, state.probe_at = 0, min(2 * state.probe_at, MAX_PROBE_EVERY)
             at = self._rule.num_classes - 1
         else:
-            params = self._params
-            trust = trust_of(signal.hit_ema, signal.num_hits, params.prior, params.prior_steps)
+            trust = trust_of(signal.hit_ema, signal.num_hits, *self._prior)
             at = bisect_right(self._bounds, trust)
-        key = context_class(signal.context), signal.batch
-        decisions = self._decisions.get(key)
-        if decisions is None:
-            decisions = self._decisions[key] = self._decide(*key)
-        return decisions[at]
+        return self._decisions.at(signal.context, signal.batch)[at]
 
     def _decide(self, context: int, batch: int) -> list[SchedulerDecision]:
         """For each class of trust; what steps cost does not depend on it."""

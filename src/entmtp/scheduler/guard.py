@@ -10,7 +10,8 @@ its way again.
 from dataclasses import dataclass, field
 
 from entmtp.costs import CostTable
-from entmtp.scheduler.bands import CONTEXTS, LevelState, context_class, is_probe
+from entmtp.drafters.base import DraftPlan
+from entmtp.scheduler.bands import CONTEXTS, LevelState, Places, is_probe
 from entmtp.scheduler.base import (
     SchedulerDecision,
     SchedulerState,
@@ -30,7 +31,7 @@ _PLAIN = SchedulerDecision("none", prepared(Topology(())))
 _PROBE = SchedulerDecision("chain1", prepared(Topology.chain(1)))
 
 
-@dataclass
+@dataclass(slots=True)
 class _State:
     """Of one request.
 
@@ -49,6 +50,15 @@ class _State:
     pauses: LevelState = field(default_factory=lambda: LevelState(0, 0))
 
 
+@dataclass(slots=True)
+class _Prices:
+    """Of decisions by name, for a class of contexts and a batch."""
+
+    context: int
+    batch: int
+    of: dict[str, float] = field(default_factory=dict)
+
+
 class GuardedScheduler:
     """Another policy until its drafts lose time; deterministic in the signal."""
 
@@ -61,7 +71,7 @@ class GuardedScheduler:
         """
         self._inner, self._costs = inner, costs
         self.policy = inner.policy
-        self._prices: dict[tuple[str, int, int], float] = {}
+        self._prices = Places(_Prices)
 
     def start(self) -> _State:
         """Nothing is known of the request."""
@@ -89,13 +99,15 @@ class GuardedScheduler:
             state.is_stopped = True
 
     def _price(self, decision: SchedulerDecision, signal: Signal) -> float:
-        plan = decision.plan
+        prices = self._prices.at(signal.context, signal.batch)
+        found = prices.of.get(decision.name)
+        if found is None:
+            found = prices.of[decision.name] = self._priced(decision.plan, prices)
+        return found
+
+    def _priced(self, plan: DraftPlan, place: "_Prices") -> float:
         if not isinstance(plan, Topology) or not plan.num_nodes:
             return 0.0
-        key = decision.name, context_class(signal.context), signal.batch
-        found = self._prices.get(key)
-        if found is None:
-            context, batch = float(CONTEXTS[key[1]]), signal.batch
-            plain = self._costs.step_ms(Topology(()), context, batch)
-            found = self._prices[key] = self._costs.step_ms(plan, context, batch) / plain - 1
-        return found
+        context, batch = float(CONTEXTS[place.context]), place.batch
+        plain = self._costs.step_ms(Topology(()), context, batch)
+        return self._costs.step_ms(plan, context, batch) / plain - 1

@@ -21,20 +21,17 @@ from entmtp.scheduler.bands import (
     CONTEXTS,
     Bands,
     LevelState,
+    Places,
     check_rising,
-    context_class,
     is_probe,
 )
 from entmtp.scheduler.base import SchedulerDecision, prepared
 from entmtp.scheduler.signals import Signal
-from entmtp.scheduler.values import check_signal, score
-from entmtp.topology import Topology
+from entmtp.scheduler.values import Score, check_signal
 
 __all__ = ["ThroughputParams", "ThroughputScheduler", "best_trees"]
 
 FloatArray = npt.NDArray[np.float64]
-
-_PLAIN = Topology(())
 
 
 @dataclass(frozen=True)
@@ -93,11 +90,13 @@ class ThroughputScheduler:
         """
         self._params, self._costs = params, costs
         self._trees = [prepared(bank.get(name)) for name in params.entries]
+        self._plain = {
+            n for n, t in zip(params.entries, self._trees, strict=True) if not t.num_nodes
+        }
+        self._score = Score(params.weights)
         self._bands = Bands(params.bounds, params.bounds, params.min_dwell)
         self._probe = SchedulerDecision(params.probe, prepared(bank.get(params.probe)))
-        self._decisions: dict[tuple[int, int], list[SchedulerDecision]] = {}
-        for context in range(len(CONTEXTS)):  # one sequence never waits for a choice
-            self._decisions[context, 1] = self._decide(context, 1)
+        self._decisions = Places(self._decide)
 
     def start(self) -> LevelState:
         """Nothing is known of the request."""
@@ -105,13 +104,9 @@ class ThroughputScheduler:
 
     def choose(self, state: LevelState, signal: Signal) -> SchedulerDecision:
         """The best entry for the class, the context and the batch."""
-        level = self._bands.move(state, score(signal, self._params.weights))
-        key = context_class(signal.context), signal.batch
-        decisions = self._decisions.get(key)
-        if decisions is None:
-            decisions = self._decisions[key] = self._decide(*key)
-        decision = decisions[level]
-        return self._probe if is_probe(state, decision.plan == _PLAIN) else decision
+        level = self._bands.move(state, self._score(signal))
+        decision = self._decisions.at(signal.context, signal.batch)[level]
+        return self._probe if is_probe(state, decision.name in self._plain) else decision
 
     def _decide(self, context: int, batch: int) -> list[SchedulerDecision]:
         milliseconds = np.array(

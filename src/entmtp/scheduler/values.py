@@ -12,9 +12,9 @@ __all__ = [
     "PRIOR_HIT",
     "PRIOR_STEPS",
     "SIGNALS",
+    "Score",
     "check_levels",
     "check_signal",
-    "score",
     "signal_value",
 ]
 
@@ -39,19 +39,34 @@ def signal_value(signal: Signal, name: str) -> float:
     """
     if name in ("entropy", "entropy_ema"):
         return -float(getattr(signal, name))
-    if name == "hit_ema":
-        known = min(signal.num_hits, KNOWN_STEPS)
-        return (known * signal.hit_ema + PRIOR_STEPS * PRIOR_HIT) / (known + PRIOR_STEPS)
-    return float(getattr(signal, name))
+    return _hit_value(signal) if name == "hit_ema" else float(getattr(signal, name))
 
 
-def score(signal: Signal, weights: Mapping[str, float]) -> float:
-    """Weighted sum of signals, in the order of :data:`SIGNALS`."""
-    total = 0.0
-    for name in SIGNALS:
-        if name in weights:
-            total += weights[name] * signal_value(signal, name)
-    return total
+def _hit_value(signal: Signal) -> float:
+    known = signal.num_hits if signal.num_hits < KNOWN_STEPS else KNOWN_STEPS
+    return (known * signal.hit_ema + PRIOR_STEPS * PRIOR_HIT) / (known + PRIOR_STEPS)
+
+
+class Score:
+    """Weighted sum of signals, in the order of :data:`SIGNALS`; the names are looked up once."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        """Of signals by name."""
+        self._terms: list[tuple[int, float]] = []
+        for name in SIGNALS[:-1]:
+            if name in weights:
+                sign = -1.0 if name in ("entropy", "entropy_ema") else 1.0
+                self._terms.append((Signal._fields.index(name), sign * weights[name]))
+        self._of_hits = weights.get("hit_ema")
+
+    def __call__(self, signal: Signal) -> float:
+        """Sum of weight times :func:`signal_value`."""
+        total = 0.0
+        for index, weight in self._terms:
+            total += weight * signal[index]
+        if self._of_hits is not None:
+            total += self._of_hits * _hit_value(signal)
+        return total
 
 
 def check_levels(name: str, levels: Sequence[str]) -> None:
