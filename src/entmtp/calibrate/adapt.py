@@ -9,7 +9,7 @@ from the traced texts that the bank carries.
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -30,6 +30,7 @@ from entmtp.costs import CostTable
 from entmtp.engine import Engine
 from entmtp.errors import BankError
 from entmtp.machine import cpu_name
+from entmtp.topology import Path as TreePath
 from entmtp.topology import Topology
 
 __all__ = ["adapt_bank", "bank_source", "check_bank", "costs_of", "is_bank_of", "refit_bank"]
@@ -38,6 +39,7 @@ _logger = logging.getLogger(__name__)
 
 _SAME_MODEL = ("model_digest", "drafter", "drafter_digest")
 _SAME_MACHINE = ("backend", "precision", "device", "threads")
+_GROWN_NODES = (7, 15)  # of trees that are timed beside the entries
 _QUICK = TimingParams(
     contexts=(256, 1024), batches=(1, 4), min_rounds=5, max_rounds=15, seconds=20.0
 )
@@ -180,6 +182,7 @@ def _rescaled(bank: Bank, engine: Engine) -> Bank:
     if not trees:
         return bank
     trace = unpack_trace(calibration.trace)
+    trees += _larger(trace.facts.envelope)
     first = calibration.costs.contexts[0]
     probe = probe_costs(engine, first, trees, filler_tokens(engine), trace.facts.temperature)
     costs, found = probe.rescale(calibration.costs)
@@ -194,6 +197,12 @@ def _rescaled(bank: Bank, engine: Engine) -> Bank:
     settings = {**calibration.settings, "probe": found}
     calibration = replace(calibration, costs=costs, policies=policies, settings=settings)
     return Bank.of(bank.entries, scores, calibration)
+
+
+def _larger(envelope: Sequence[TreePath]) -> list[Topology]:
+    """Trees of sizes that no entry may have, but that grown trees reach."""
+    sizes = [nodes for nodes in _GROWN_NODES if nodes <= len(envelope)]
+    return [Topology(tuple(envelope[:nodes])) for nodes in sizes]
 
 
 def _rated(bank: Bank, trace: Trace, costs: CostTable) -> Mapping[str, EntryScore]:
