@@ -29,6 +29,7 @@ from entmtp.calibrate.places import filler_tokens
 from entmtp.calibrate.recalibrate import recalibrate_by_decoding, recalibrate_by_replay
 from entmtp.calibrate.replay import Counts
 from entmtp.calibrate.session import encode_records, trace_prompts
+from entmtp.calibrate.summary import unpack_trace
 from entmtp.calibrate.timing import TimingParams, time_steps
 from entmtp.costs import CostTable
 from entmtp.engine import Engine
@@ -312,6 +313,8 @@ def test_a_bank_is_rescaled_on_its_own_machine(tmp_path: Path) -> None:
     assert bank.calibration is not None
     found = adapted.calibration.settings["probe"]
     assert len(found["rows"]) == len(found["factors"]) > 1
+    traced = len(unpack_trace(bank.calibration.trace).facts.envelope)
+    assert max(found["rows"]) >= 1 + max(n for n in (0, 7, 15) if n <= traced)  # as grown trees
     before, now = bank.calibration.costs, adapted.calibration.costs
     factors = dict(zip(found["rows"], found["factors"], strict=True))
     for size in factors.keys() & set(before.rows):  # between these the table is read linearly

@@ -288,26 +288,35 @@ void noise(const char* isa) {
     for (int count : {0, 1, 3, 4, 5, 255, 256, 257, 1030}) {
         std::vector<uint32_t> words(count), longer(count + 5), chosen(count);
         Ints ids(count);
-        Floats scores(count);
+        Floats scores(count), kept(count);
         check(entmtp_noise_words(isa, ~0ull, 1ull << 40, count, words.data()) == 0, "words");
         check(entmtp_noise_words(isa, ~0ull, 1ull << 40, count + 5, longer.data()) == 0, "words");
         check(std::equal(words.begin(), words.end(), longer.begin()), "words of a longer row", count);
         for (float scale : {0.f, 1.f, 1e30f, INFINITY, NAN}) {
             for (float& x : scores) x = scale * normal(rng);
-            int found = entmtp_noise_candidates(isa, ~0ull, 1ull << 40, scores.data(), count, ids.data(), chosen.data());
-            check(found >= (count > 0) && found <= count, "ids", found);
-            for (int i = 0; i < found; i++) check(chosen[i] == words[ids[i]] && (!i || ids[i] > ids[i - 1]), "an id", i);
+            for (float temperature : {0.f, .7f})
+                for (const uint32_t* known : {(const uint32_t*)nullptr, (const uint32_t*)words.data()}) {
+                    const Draw draw{~0ull, 1ull << 40, scores.data(), count, temperature, known, ids.data(), chosen.data(), kept.data()};
+                    int found = entmtp_noise_candidates(isa, &draw);
+                    if (temperature && count && !std::isfinite(scale)) { check(found == -2, "odd logits", found); continue; }
+                    check(found >= (count > 0) && found <= count, "ids", found);
+                    for (int i = 0; i < found; i++) check(chosen[i] == words[ids[i]] && (!i || ids[i] > ids[i - 1]), "an id", i);
+                    for (int i = 0; i < found && !temperature; i++) check(!memcmp(&kept[i], &scores[ids[i]], 4), "a score", i);
+                }
         }
     }
     check(entmtp_noise_words(isa, 0, 0, -1, nullptr) == 1, "-1 words");
-    check(entmtp_noise_candidates(isa, 0, 0, nullptr, -1, nullptr, nullptr) == -1, "-1 scores");
+    const Draw none{0, 0, nullptr, -1, 0, nullptr, nullptr, nullptr, nullptr}, cold{0, 0, nullptr, 0, -1, nullptr, nullptr, nullptr, nullptr};
+    check(entmtp_noise_candidates(isa, &none) == -1, "-1 scores");
+    check(entmtp_noise_candidates(isa, &cold) == -1, "a temperature below 0");
+    check(entmtp_noise_candidates(isa, nullptr) == -1, "no row");
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
     bool is_shared = argc > 1 && strcmp(argv[1], "shared") == 0;
-    check(entmtp_abi() == 4, "abi");
+    check(entmtp_abi() == 5, "abi");
     check(!entmtp_isa_supported("sse9"), "an unknown instruction set");
     float rows[16 * 33] = {};
     std::vector<uint8_t> panels(entmtp_packed_bytes(33, 16));

@@ -38,7 +38,7 @@ Linear* entmtp_linear_new(const uint8_t*, const float*, int, int);
 void entmtp_linear_free(Linear*);
 int entmtp_linear_run(Engine*, Linear*, const float*, int, float*);
 int entmtp_noise_words(const char*, uint64_t, uint64_t, int, uint32_t*);
-int entmtp_noise_candidates(const char*, uint64_t, uint64_t, const float*, int, int32_t*, uint32_t*);
+int entmtp_noise_candidates(const char*, const Draw*);
 }
 
 namespace {

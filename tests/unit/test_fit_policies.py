@@ -268,7 +268,7 @@ def test_texts_that_are_hardly_any(size: int) -> None:
 
 
 def test_costs_that_doubled_halve_all_rates() -> None:
-    """Nothing is fitted again, and time is worth half as much."""
+    """What was fitted stays, and time is worth half as much."""
     trace, entries, context, policies = fitted()
     doubled = COSTS.scaled((1,), (2.0,), 2.0)
     scaled = rescale_policies(trace, entries, policies, (COSTS, doubled), context)

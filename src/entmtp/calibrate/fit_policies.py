@@ -28,7 +28,7 @@ from entmtp.calibrate.fit_levels import (
     ladders,
     one_signal,
 )
-from entmtp.calibrate.fit_throughput import fit_throughput, throughput_automaton
+from entmtp.calibrate.fit_throughput import fit_throughput, retuned, throughput_automaton
 from entmtp.calibrate.policies import replay_policy
 from entmtp.calibrate.simulate import Automaton, Texts, bound_ms, simulate
 from entmtp.calibrate.trace import Trace, join_traces
@@ -141,10 +141,11 @@ def rescale_policies(
     costs: tuple[CostTable, CostTable],
     context: float,
 ) -> dict[str, Any]:
-    """The policies of a bank whose costs have changed a little; nothing is fitted again.
+    """The policies of a bank whose costs have changed a little; little is fitted again.
 
-    ``dynamic`` is replayed on a few texts only, before and now; its rates change as these do. The
-    policy that was best keeps the mark ``was_best``, so that ``auto`` leaves it for a clear lead.
+    ``throughput`` has its gain tuned. ``dynamic`` is replayed on a few texts only, before and now;
+    its rates change as these do. The policy that was best keeps the mark ``was_best``, so that
+    ``auto`` leaves it for a clear lead.
 
     Args:
         trace: of all texts.
@@ -173,6 +174,10 @@ def rescale_policies(
     fitting, check = (_Ground.of(half, entries, costs[1], context) for half in trace.halves())
     single = best_single(fitting.texts, list(fitting.numbers.values()))
     others["fixed"]["params"] = {"entry": fitting.name(_first(single))}
+    if "throughput" in others:
+        old = read_params(ThroughputParams, "throughput", others["throughput"]["params"])
+        tuned = retuned(fitting.texts, old, fitting.numbers)
+        others["throughput"]["params"] = json.loads(json.dumps(asdict(tuned)))
     for ground, key in ((fitting, "fit_tokens_per_s"), (check, "check_tokens_per_s")):
         rates = _rates(ground, {name: found["params"] for name, found in others.items()})
         if "dynamic" in policies:

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,24 +102,23 @@ def measure_entries(  # noqa: PLR0913 - keyword-only beyond the fifth
     """
     done = _load(work, entries)
     rng = random.Random(0)
-    pace = Pace(engine, list(entries.values()), costs, trace.facts.temperature)
     is_warm = False
-    for number, (text, prompt) in enumerate(prompts.items()):
-        order = rng.sample(list(entries), len(entries))
-        if str(text) not in done:
-            if not is_warm:
+    with closing(Pace(engine, list(entries.values()), costs, trace.facts.temperature)) as pace:
+        for number, (text, prompt) in enumerate(prompts.items()):
+            order = rng.sample(list(entries), len(entries))
+            if str(text) not in done:
+                if not is_warm:
+                    for name in order:
+                        _decode(engine, trace, text, prompt, entries[name], 8)
+                    is_warm = True
+                before, times = pace.now(), {}
                 for name in order:
-                    _decode(engine, trace, text, prompt, entries[name], 8)
-                is_warm = True
-            before, times = pace.now(), {}
-            for name in order:
-                ids, ms = _decode(engine, trace, text, prompt, entries[name], max_new_tokens)
-                times[name] = len(ids), ms
-            done[str(text)] = {"pace": (before + pace.now()) / 2, "times": times}
-            write_text(work, json.dumps(done))
-        if progress is not None:
-            progress(number + 1, len(prompts))
-    pace.close()
+                    ids, ms = _decode(engine, trace, text, prompt, entries[name], max_new_tokens)
+                    times[name] = len(ids), ms
+                done[str(text)] = {"pace": (before + pace.now()) / 2, "times": times}
+                write_text(work, json.dumps(done))
+            if progress is not None:
+                progress(number + 1, len(prompts))
     size = min(max_new_tokens, trace.facts.max_new_tokens)
     cut = replace(trace, facts=replace(trace.facts, max_new_tokens=size))
     found: dict[str, Measured] = {}

@@ -8,7 +8,8 @@ enough, or time is up, which the table then tells by its spread.
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -133,9 +134,27 @@ def time_points(
         progress: told rounds done and the most that there will be.
     """
     where = dict.fromkeys((point.context, point.batch) for point in points)
-    places = {place: TimedPlace(engine, place, tokens, params.temperature) for place in where}
     samples = {point: StepSamples() for point in points}
     visits = [point for point in points for _ in range(_visits(point, points[0].context))]
+    with ExitStack() as opened:
+        places = {
+            place: opened.enter_context(
+                closing(TimedPlace(engine, place, tokens, params.temperature))
+            )
+            for place in where
+        }
+        num_rounds = _visit(places, samples, visits, params, progress)
+    return TimedPoints(samples, num_rounds)
+
+
+def _visit(
+    places: Mapping[tuple[int, int], TimedPlace],
+    samples: Mapping[Point, StepSamples],
+    visits: Sequence[Point],
+    params: TimingParams,
+    progress: Progress | None,
+) -> int:
+    """Time steps until their spread or the time is small enough; the number of rounds."""
     rng = random.Random(0)
     deadline = time.perf_counter() + params.seconds
     num_rounds = 0
@@ -153,9 +172,7 @@ def time_points(
             break
     if progress is not None:
         progress(params.max_rounds, params.max_rounds)
-    for place in places.values():
-        place.close()
-    return TimedPoints(samples, num_rounds)
+    return num_rounds
 
 
 def _visits(point: Point, home: int) -> int:

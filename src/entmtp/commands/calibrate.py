@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["calibrate"]
 
 _QUICK_TOKENS, _QUICK_LIMIT = 128, 16
+_FEW_PROMPTS = 16  # below which a bank hangs on single texts
 
 
 @click.command()
@@ -237,6 +238,12 @@ def _check_records(records: "list[PromptRecord]", max_new_tokens: int) -> None:
     check_tasks(records)
     if max_new_tokens < 2:
         raise InputError(f"max_new_tokens is {max_new_tokens}; a step takes texts of at least 2")
+    if len(records) < _FEW_PROMPTS:
+        click.echo(
+            f"Note: of {len(records)} prompts one half chooses the trees and the policies and the "
+            f"other checks them; with fewer than {_FEW_PROMPTS} much of that is chance",
+            err=True,
+        )
 
 
 def _show(stage: str, done: int, total: int) -> None:

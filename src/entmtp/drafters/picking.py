@@ -11,7 +11,7 @@ from torch import Tensor
 
 from entmtp.drafters.base import AnyRequest, Coupling
 from entmtp.drafters.filling import set_children
-from entmtp.sampling import stable_top_k
+from entmtp.sampling import LEAST_TEMPERATURE, stable_top_k
 from entmtp.topology import Level
 
 __all__ = [
@@ -23,8 +23,6 @@ __all__ = [
     "score_scale",
     "set_best_children",
 ]
-
-_LEAST_TEMPERATURE = 1e-30  # below it the noise decides nothing
 
 
 @dataclass(frozen=True)
@@ -165,4 +163,4 @@ def coupled_scores(rows: ScoredRows) -> Tensor:
 
 def score_scale(coupling: Coupling) -> float:
     """Factor on the scores beside the noise."""
-    return 1 / max(coupling.temperature, _LEAST_TEMPERATURE)
+    return 1 / max(coupling.temperature, LEAST_TEMPERATURE)

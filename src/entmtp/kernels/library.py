@@ -17,6 +17,7 @@ from entmtp.errors import CheckpointError, InputError
 __all__ = [
     "ISAS",
     "CConfig",
+    "CDraw",
     "CFront",
     "CGrowth",
     "CHead",
@@ -32,6 +33,7 @@ __all__ = [
     "CTree",
     "CVocabulary",
     "CWeights",
+    "Candidates",
     "Library",
     "address",
     "library_digest",
@@ -42,12 +44,15 @@ __all__ = [
 ISAS = ("avx512", "avx2", "portable")
 """Instruction sets, the fastest first."""
 
-ABI = 4
+ABI = 5
 _NAMES = {"Linux": "libentmtp.so", "Darwin": "libentmtp.dylib", "Windows": "entmtp.dll"}
 _FOLDER = Path(__file__).parent
 _Pointer = ctypes.c_void_p
 _Int = ctypes.c_int32
 _Word = ctypes.c_uint64
+
+Candidates = tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32], npt.NDArray[np.float32]]
+"""Ids, their words of noise, and their scores."""
 
 
 class CConfig(ctypes.Structure):
@@ -257,6 +262,19 @@ class CGrowth(ctypes.Structure):
     ]
 
 
+class CDraw(ctypes.Structure):
+    """``Draw`` of core.h."""
+
+    _fields_ = [
+        ("seed", _Word),
+        ("position", _Word),
+        ("scores", _Pointer),
+        ("count", _Int),
+        ("temperature", ctypes.c_float),
+        *((name, _Pointer) for name in ("known", "ids", "words", "chosen")),
+    ]
+
+
 class CText(ctypes.Structure):
     """``EntmtpText`` of engine.h."""
 
@@ -330,20 +348,38 @@ class Library:
         return words
 
     def noise_candidates(
-        self, seed: int, position: int, scores: npt.NDArray[np.float32]
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]:
-        """The ids that can be the arg-max of scores plus noise, rising, and their words.
+        self,
+        seed: int,
+        position: int,
+        scores: npt.NDArray[np.float32],
+        temperature: float = 0.0,
+        known: npt.NDArray[np.uint32] | None = None,
+    ) -> Candidates | None:
+        """The ids that can be the arg-max of scores plus noise, rising; their words and scores.
 
         The arg-max is always among them, with all ids that equal it. They are few, unless most
         scores are NaN or equal and infinite.
+
+        Args:
+            seed: of the noise.
+            position: of the noise.
+            scores: ``(V,)``.
+            temperature: above 0, ``scores`` are raw logits x, and (x - max) / temperature the
+                scores.
+            known: :meth:`noise_words` of the position, where they are there already.
+
+        Returns:
+            ``None`` where logits are not finite.
         """
         ids, words = np.empty(scores.size, dtype=np.int32), np.empty(scores.size, dtype=np.uint32)
-        isa, places = self.isas[0].encode(), (address(scores), address(ids), address(words))
-        found = self.lib.entmtp_noise_candidates(
-            isa, seed, position, places[0], scores.size, *places[1:]
-        )
+        chosen = np.empty(scores.size, dtype=np.float32)
+        places = (address(known), address(ids), address(words), address(chosen))
+        draw = CDraw(seed, position, address(scores), scores.size, temperature, *places)
+        found = self.lib.entmtp_noise_candidates(self.isas[0].encode(), ctypes.byref(draw))
+        if found == -2:
+            return None
         assert found >= 0, "the instruction set is one of ours"  # noqa: S101
-        return ids[:found], words[:found]
+        return ids[:found], words[:found], chosen[:found]
 
 
 def address(array: npt.NDArray[Any] | None) -> int | None:
@@ -439,10 +475,7 @@ def _declare(lib: Any) -> None:
         "entmtp_linear_run": (_Int, (_Pointer, _Pointer, _Pointer, _Int, _Pointer)),
         "entmtp_dot_rate": (ctypes.c_double, (ctypes.c_char_p, _Int, _Int)),
         "entmtp_noise_words": (_Int, (ctypes.c_char_p, _Word, _Word, _Int, _Pointer)),
-        "entmtp_noise_candidates": (
-            _Int,
-            (ctypes.c_char_p, _Word, _Word, _Pointer, _Int, _Pointer, _Pointer),
-        ),
+        "entmtp_noise_candidates": (_Int, (ctypes.c_char_p, ctypes.POINTER(CDraw))),
         "entmtp_forward": (_Int, (_Pointer, ctypes.POINTER(CJob))),
     }
     for name, (result, arguments) in signatures.items():

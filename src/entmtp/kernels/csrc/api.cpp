@@ -125,7 +125,7 @@ using namespace entmtp;
 
 extern "C" {
 
-int entmtp_abi() { return 4; }
+int entmtp_abi() { return 5; }
 
 int entmtp_isa_supported(const char* name) { return is_supported(isa_named(name)); }
 

@@ -168,6 +168,18 @@ struct Model {
     float* ranked;                // scores of rows whose best columns alone are wanted
 };
 
+// A row of scores that a token is to be drawn from, and room for the ids that can be it.
+struct Draw {
+    uint64_t seed, position;
+    const float* scores;     // [count]
+    int32_t count;
+    float temperature;       // above 0: raw logits x become scores (x - max) / temperature; 0: scores as they are
+    const uint32_t* known;   // [count] words of the position, or null
+    int32_t* ids;            // [count] out, rising
+    uint32_t* words;         // [count] out, of these ids
+    float* chosen;           // [count] out, their scores
+};
+
 // What an instruction set brings.
 struct Isa {
     const char* name;
@@ -178,8 +190,7 @@ struct Isa {
     // The innermost product, again and again on the same panel; returns its multiplications.
     int64_t (*dot)(const uint8_t* panel, const uint8_t* rows, int32_t k, int32_t repeats);
     void (*noise_words)(uint64_t seed, uint64_t position, int32_t count, uint32_t* words);
-    int32_t (*noise_candidates)(
-        uint64_t seed, uint64_t position, const float* scores, int32_t count, int32_t* ids, uint32_t* words);
+    int32_t (*noise_candidates)(const Draw& draw);
 };
 
 extern const Isa kPortable, kAvx2, kAvx512;

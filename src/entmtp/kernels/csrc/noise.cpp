@@ -12,13 +12,12 @@ int entmtp_noise_words(const char* name, uint64_t seed, uint64_t position, int c
     return 0;
 }
 
-// How many ids can be the arg-max of scores + noise; `ids`, rising, and `words` have room for all.
-// -1 where an argument is wrong.
-int entmtp_noise_candidates(
-    const char* name, uint64_t seed, uint64_t position, const float* scores, int count, int32_t* ids, uint32_t* words) {
+// How many ids can be the arg-max of scores + noise; all arrays have room for `count`. -1 where an
+// argument is wrong, -2 where logits are not finite.
+int entmtp_noise_candidates(const char* name, const Draw* draw) {
     const Isa* isa = isa_named(name);
-    if (!is_supported(isa) || count < 0) return -1;
-    return isa->noise_candidates(seed, position, scores, count, ids, words);
+    if (!is_supported(isa) || !draw || draw->count < 0 || !(draw->temperature >= 0)) return -1;
+    return isa->noise_candidates(*draw);
 }
 
 } // extern "C"
