@@ -121,7 +121,7 @@ class NoiseSource:
             )
             if len(self._words) > _KEPT_POSITIONS:
                 del self._words[min(self._words)]
-        return rough_gumbel(torch.from_numpy(words[ids.numpy()].astype(np.int64)))
+        return rough_gumbel(torch.from_numpy((~words[ids.numpy()]).astype(np.float32)))
 
     def _row(self, position: int, device: torch.device) -> Tensor:
         library = load_library()

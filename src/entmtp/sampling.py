@@ -128,16 +128,16 @@ def gumbel(words: Tensor) -> Tensor:
 def rough_gumbel(words: Tensor) -> Tensor:
     """:func:`gumbel` in single precision throughout, many times faster.
 
-    Exact to 1e-5 above -2, and below there to where float32 holds no word so small; enough to rank
+    Exact to 1e-5 above -2, and minus infinity where float32 holds no word so small; enough to rank
     drafts by, whose ranks no token depends on.
 
     Args:
-        words: int64, each in [0, 2**32).
+        words: int64, each in [0, 2**32), or float32 ``2**32 - 1 - word``.
     """
-    beyond = (
-        (0xFFFFFFFF - words).to(torch.float32).add_(0.5)
-    )  # 1 - u, which is small where it matters
-    return beyond.mul_(-(2.0**-32)).log1p_().neg_().log_().neg_()
+    if words.dtype != torch.float32:
+        words = (0xFFFFFFFF - words).to(torch.float32)
+    rest = words.add(0.5).mul_(-(2.0**-32))  # u - 1, which is small where it matters
+    return rest.log1p_().neg_().log_().neg_()
 
 
 class Noise(Protocol):
