@@ -112,6 +112,7 @@ def calibrate(
     _check_records(records, max_new_tokens)
     work = output.with_name(f"{output.name}.work")
     with _held(work):
+        _tell_few(len(records))
         run = _calibrated(records, sampling, params, (output, work), distribution, options)
         _print(run, output)
         if report is not None:
@@ -238,9 +239,13 @@ def _check_records(records: "list[PromptRecord]", max_new_tokens: int) -> None:
     check_tasks(records)
     if max_new_tokens < 2:
         raise InputError(f"max_new_tokens is {max_new_tokens}; a step takes texts of at least 2")
-    if len(records) < _FEW_PROMPTS:
+
+
+def _tell_few(num_prompts: int) -> None:
+    """Say so where a bank would hang on single texts."""
+    if num_prompts < _FEW_PROMPTS:
         click.echo(
-            f"Note: of {len(records)} prompts one half chooses the trees and the policies and the "
+            f"Note: of {num_prompts} prompts one half chooses the trees and the policies and the "
             f"other checks them; with fewer than {_FEW_PROMPTS} much of that is chance",
             err=True,
         )
