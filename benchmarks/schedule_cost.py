@@ -122,6 +122,8 @@ def _searches() -> Iterator[list[float | None]]:
     search = ActiveSequence.find_copy
 
     def timed(sequence: ActiveSequence, plan: GrowthPlan) -> Copy | None:
+        if plan.rule.copies is None:
+            return None
         start = time.perf_counter()
         copy = search(sequence, plan)
         found.append(1e6 * (time.perf_counter() - start))
