@@ -126,10 +126,10 @@ def gumbel(words: Tensor) -> Tensor:
 
 
 def rough_gumbel(words: Tensor) -> Tensor:
-    """:func:`gumbel` in single precision throughout, many times faster.
+    """:func:`gumbel` in single precision throughout, which is faster.
 
-    Exact to 1e-5 above -2, and minus infinity where float32 holds no word so small; enough to rank
-    drafts by, whose ranks no token depends on.
+    Within 1e-4 of it above -2, and minus infinity where float32 holds no word so small; enough to
+    rank drafts by, whose ranks no token depends on.
 
     Args:
         words: int64, each in [0, 2**32), or float32 ``2**32 - 1 - word``.

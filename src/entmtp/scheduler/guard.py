@@ -105,7 +105,7 @@ class GuardedScheduler:
             found = prices.of[decision.name] = self._priced(decision.plan, prices)
         return found
 
-    def _priced(self, plan: DraftPlan, place: "_Prices") -> float:
+    def _priced(self, plan: DraftPlan, place: _Prices) -> float:
         if not isinstance(plan, Topology) or not plan.num_nodes:
             return 0.0
         context, batch = float(CONTEXTS[place.context]), place.batch
