@@ -34,7 +34,11 @@ class TaskBank:
 
 
 def load_banks(
-    names: Iterable[str], engine: Engine, tasks: Iterable[str], cache: Path
+    names: Iterable[str],
+    engine: Engine,
+    tasks: Iterable[str],
+    cache: Path,
+    temperature: float | None = None,
 ) -> dict[str, TaskBank]:
     """Banks by task; ``""`` is for all tasks without one of their own.
 
@@ -43,6 +47,7 @@ def load_banks(
         engine: whose target, heads and process they are adapted to.
         tasks: names of those that are measured.
         cache: folder in which banks fitted to other machines are kept.
+        temperature: whose costs they get; ``None`` is that of their calibration.
 
     Raises:
         InputError: a task that is not measured, two banks for one, or heads that cannot use any.
@@ -62,7 +67,7 @@ def load_banks(
         if task in banks:
             raise InputError(f"bank {given!r:.80}: {task or 'all tasks'} has a bank already")
         bank = load_bank(name)
-        adapted = adapt_bank(bank, engine, cache)
+        adapted = adapt_bank(bank, engine, cache, temperature)
         banks[task] = TaskBank(adapted, bank_digest(bank, adapted), found_costs(bank, adapted))
     return banks
 

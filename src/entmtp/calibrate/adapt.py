@@ -63,13 +63,19 @@ def bank_source(engine: Engine, model: str) -> BankSource:
     )
 
 
-def adapt_bank(bank: Bank, engine: Engine, cache: Path | None = None) -> Bank:
+def adapt_bank(
+    bank: Bank, engine: Engine, cache: Path | None = None, temperature: float | None = None
+) -> Bank:
     """The bank with costs of this process.
+
+    Sampling makes drafts dearer, since the noise of a sample is part of its draft; so costs are
+    those of one temperature.
 
     Args:
         bank: one without a calibration is given back as it is.
         engine: that will use it.
         cache: folder in which banks fitted to other machines are kept.
+        temperature: of the requests that are to come; ``None`` is that of the calibration.
 
     Raises:
         BankError: it was made for another model or other heads.
@@ -77,14 +83,16 @@ def adapt_bank(bank: Bank, engine: Engine, cache: Path | None = None) -> Bank:
     calibration = bank.calibration
     if calibration is None:
         return bank
+    calibrated = unpack_trace(calibration.trace).facts.temperature
+    temperature = calibrated if temperature is None else temperature
     here = bank_source(engine, calibration.source.model)
     _check_model(calibration.source, here)
     if _machine(calibration.source) == _machine(here):
-        return _rescaled(bank, engine)
+        return _rescaled(bank, engine, temperature)
     file = None if cache is None else cache / _cache_name(bank, here)
     kept = _read_kept(file)
     if kept is not None:
-        return _rescaled(kept, engine)
+        return _rescaled(kept, engine, temperature)
     _logger.warning("%s", _differences(calibration.source, here))
     bank = refit_bank(bank, engine)
     if file is not None:
@@ -93,7 +101,7 @@ def adapt_bank(bank: Bank, engine: Engine, cache: Path | None = None) -> Bank:
             bank.write(file)
         except (OSError, BankError) as error:
             _logger.warning("the fitted bank could not be kept (%s)", error)
-    return bank
+    return bank if temperature == calibrated else _rescaled(bank, engine, temperature)
 
 
 def _read_kept(file: Path | None) -> Bank | None:
@@ -174,7 +182,7 @@ def refit_bank(bank: Bank, engine: Engine, progress: Progress | None = None) -> 
     return Bank.of(entries, scores, replace(calibration, policies=policies))
 
 
-def _rescaled(bank: Bank, engine: Engine) -> Bank:
+def _rescaled(bank: Bank, engine: Engine, temperature: float) -> Bank:
     """The bank with its costs scaled to this process, and the rates that follow."""
     calibration = bank.calibration
     assert calibration is not None  # noqa: S101 - the callers looked
@@ -184,7 +192,7 @@ def _rescaled(bank: Bank, engine: Engine) -> Bank:
     trace = unpack_trace(calibration.trace)
     trees += _larger(trace.facts.envelope)
     first = calibration.costs.contexts[0]
-    probe = probe_costs(engine, first, trees, filler_tokens(engine), trace.facts.temperature)
+    probe = probe_costs(engine, first, trees, filler_tokens(engine), temperature)
     costs, found = probe.rescale(calibration.costs)
     policies = rescale_policies(
         trace,

@@ -164,7 +164,7 @@ def _session(workloads: tuple[str, ...], options: dict[str, Any]) -> "Iterator[B
     name, path = _model_of(options["model"])
     tasks = encode_tasks(engine, records, all_turns=options["spec_bench"] is not None)
     names = options["banks"] or ((DEFAULT_BANK,) if default_bank(engine) else ())
-    banks = load_banks(names, engine, records, home() / "banks")
+    banks = load_banks(names, engine, records, home() / "banks", options["temperature"])
     methods = named or default_methods(has_bank=bool(banks))
     heads = Heads(name, path, options["medusa_heads"], options["hydra_heads"], banks)
     traces = home() / "traces" if options["headroom"] else None

@@ -31,7 +31,7 @@ _HELP = "Type a message. /new starts over, /stats shows the last answer's number
 def chat(system: str | None, **options: Any) -> None:
     """Talk with the model; answers stream as they are made."""
     sampling, typical = sampling_params(options), typical_params(options)
-    engine = load_engine(options)
+    engine = load_engine(options, sampling.temperature)
     click.echo(_HELP, err=True)
     session = _Session(engine, sampling, typical, system)
     while True:

@@ -50,7 +50,7 @@ def explain(prompt: str, raw: bool, as_json: bool, plot: Path | None, **options:
         raise InputError("explain shows exact verification only; leave out --verification")
     if plot is not None:
         make_report_folder(plot.parent)
-    engine = load_engine(options)
+    engine = load_engine(options, sampling.temperature)
     explanation = run(
         engine, engine.encode(prompt) if raw else engine.chat_prompt(prompt), sampling
     )

@@ -28,7 +28,7 @@ __all__ = ["generate", "result_as_dict"]
 def generate(prompt: str, raw: bool, as_json: bool, **options: Any) -> None:
     """Answer one prompt; the text streams as it is made."""
     sampling, typical = sampling_params(options), typical_params(options)
-    engine = load_engine(options)
+    engine = load_engine(options, sampling.temperature)
     tokens = engine.encode(prompt) if raw else engine.chat_prompt(prompt)
     result = None
     for chunk in engine.stream(tokens, sampling, typical=typical):

@@ -234,8 +234,10 @@ def typical_params(options: dict[str, Any]) -> TypicalParams | None:
     return TypicalParams(posterior_threshold=threshold, posterior_alpha=alpha)
 
 
-def load_engine(options: dict[str, Any]) -> "Engine":
-    """Take the model options out of ``options`` and load an engine.
+def load_engine(options: dict[str, Any], temperature: float | None = None) -> "Engine":
+    """An engine as the model options among ``options`` say.
+
+    A bank gets costs of ``temperature``, ``None`` being that of its calibration.
 
     Commands that have no option of a policy bring schedulers of their own, and need no bank here.
 
@@ -256,6 +258,7 @@ def load_engine(options: dict[str, Any]) -> "Engine":
         backend=options["backend"],
         isa=options["isa"],
         threads=options.get("threads"),
+        temperature=temperature,
     )
 
 

@@ -54,6 +54,7 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
     threads: int | None = None,
     isa: str = "auto",
     limits: EngineLimits | None = None,
+    temperature: float | None = None,
 ) -> Engine:
     """Make an engine.
 
@@ -84,6 +85,8 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
         threads: of the CPU; ``None`` leaves them as they are.
         isa: instruction set of the native core: ``auto``, ``avx512``, ``avx2`` or ``portable``.
         limits: bounds on the work of a step.
+        temperature: of the requests that are to come, for which the costs of a calibrated bank are
+            probed: sampling makes drafts dearer. ``None`` is that of its calibration.
 
     Raises:
         EntmtpError: any of the above is missing, damaged or does not fit; the message says how to
@@ -110,7 +113,7 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
     if isinstance(policy, str):
         if bank is None and topology is None and policy != "plain":
             bank = default_bank(engine)
-        policy = make_scheduler(policy, drafter, _bank_here(bank, engine), topology)
+        policy = make_scheduler(policy, drafter, _bank_here(bank, engine, temperature), topology)
     engine.scheduler = policy
     return engine
 
@@ -126,7 +129,9 @@ def default_bank(engine: Engine) -> Bank | None:
     return bank if is_bank_of(bank, engine) else None
 
 
-def _bank_here(bank: Bank | str | Path | None, engine: Engine) -> Bank | None:
+def _bank_here(
+    bank: Bank | str | Path | None, engine: Engine, temperature: float | None
+) -> Bank | None:
     """The bank with costs of this process; without a drafter no tree is drafted."""
     if bank is None:
         return None
@@ -135,7 +140,7 @@ def _bank_here(bank: Bank | str | Path | None, engine: Engine) -> Bank | None:
         return found
     from entmtp.calibrate.adapt import adapt_bank
 
-    return adapt_bank(found, engine, home() / "banks")
+    return adapt_bank(found, engine, home() / "banks", temperature)
 
 
 def _base_model(heads: Path, base: str) -> Path:
