@@ -30,7 +30,7 @@ from entmtp.calibrate.recalibrate import recalibrate_by_decoding, recalibrate_by
 from entmtp.calibrate.replay import Counts
 from entmtp.calibrate.session import encode_records, trace_prompts
 from entmtp.calibrate.summary import unpack_trace
-from entmtp.calibrate.timing import TimingParams, time_steps
+from entmtp.calibrate.timing import Probe, TimingParams, probe_costs, time_steps
 from entmtp.costs import CostTable
 from entmtp.engine import Engine
 from entmtp.errors import BankError, InputError, TraceError
@@ -324,6 +324,31 @@ def test_a_bank_is_rescaled_on_its_own_machine(tmp_path: Path) -> None:
     assert again is not None
     assert again.costs == adapted.calibration.costs  # one probe a process
     assert check_bank(bank, engine).startswith("fits: made for")
+
+
+def test_costs_are_of_the_temperature_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is asked for, of that of the calibration; on other machines too."""
+    engine = engine_of()
+    bank = calibrated(tmp_path, FIXED).bank
+    asked: list[float] = []
+
+    def probe(*given: Any) -> Probe:
+        asked.append(given[-1])
+        return probe_costs(*given)
+
+    monkeypatch.setattr(adapt, "probe_costs", probe)
+    adapt_bank(bank, engine)
+    adapt_bank(bank, engine, temperature=0.7)
+    assert asked == [0.0, 0.7]
+    monkeypatch.setattr(adapt, "_QUICK", QUICK)
+    monkeypatch.setattr(adapt, "cpu_name", lambda: "another processor")
+    for cache in (None, tmp_path / "cache", tmp_path / "cache"):  # timed, timed and kept, found
+        adapt_bank(bank, engine, cache, 0.7)
+    assert asked == [0.0, 0.7, 0.7, 0.7, 0.7]
+    adapt_bank(bank, engine, cache=tmp_path / "other")  # timed a moment ago: no probe
+    assert len(asked) == 5
 
 
 def test_a_bank_of_another_machine_is_fitted_again(
