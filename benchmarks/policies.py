@@ -2,14 +2,15 @@
 
     python benchmarks/policies.py it.trace --bank mixed.json
     python benchmarks/policies.py it.trace --rows 1,2,4,8,16 --forward-ms 10.8,11.3,12.6,18.5,33.9
-    python benchmarks/policies.py it.trace --roofline 16,2700,800,1.5 --max-nodes 63
+    python benchmarks/policies.py it.trace --roofline 14,2000,250,1 --max-nodes 63 \
+        --topology mc_sim_7b_63
 
 Costs come from a calibrated bank, are given, or are projected: a forward then takes a fixed time
 and the longer of reading the weights once and computing two operations a 2-byte weight and row.
 For each task and for all texts: tokens/s, over those of the best single tree of the fitting half,
 and the share of the way from it to the clairvoyant bound. Below are ladders on signals that cost
 passes of the heads, charged for these, and as if they were free. With --each-task every task is
-fitted alone.
+fitted alone. A --topology is one more tree for all steps, cut to the depth of the heads.
 """
 
 import argparse
@@ -22,11 +23,12 @@ from entmtp.calibrate.fit import fit_entries, mean_context
 from entmtp.calibrate.fit_levels import best_single, fit_ladder, ladders
 from entmtp.calibrate.fit_policies import BOUND, fit_policies, policy_rates
 from entmtp.calibrate.paid import chain_passes, paid_signal
+from entmtp.calibrate.pareto import predicted_rate
 from entmtp.calibrate.simulate import Texts, simulate
 from entmtp.calibrate.summary import shorten
 from entmtp.calibrate.trace import Trace, load_trace
 from entmtp.costs import CostTable
-from entmtp.topology import Topology
+from entmtp.topology import Topology, load_topology
 from paired import machine, print_json
 
 PAID = ("path_value@1", "path_value@2", "path_value@4", "expected_length")
@@ -45,6 +47,7 @@ def parse() -> argparse.Namespace:
         "--roofline", metavar="GB,GB/s,TFLOPS,MS", help="weights, memory, arithmetic, fixed time"
     )
     parser.add_argument("--max-nodes", type=int, default=32)
+    parser.add_argument("--topology", action="append", default=[], help="a shipped name or a file")
     parser.add_argument("--each-task", action="store_true")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
@@ -125,6 +128,7 @@ def main() -> None:
     arguments = parse()
     whole = shorten(load_trace(arguments.trace))
     costs = cost_table(arguments, whole.max_depth)
+    singles = {name: load_topology(name).truncate(whole.max_depth) for name in arguments.topology}
     groups = whole.by_task() if arguments.each_task else {"all": whole}
     results = {}
     for group, trace in groups.items():
@@ -136,6 +140,7 @@ def main() -> None:
         parts = check.by_task() if len(set(check.tasks)) > 1 else {}
         for title, part in (*parts.items(), (group, check)):
             rates = policy_rates(part, entries, policies, costs, mean_context(part))
+            rates |= {name: predicted_rate(part, tree, costs) for name, tree in singles.items()}
             results[title] = report(title, rates, paid if title == group else {})
     print_json({**machine(), "trace": str(arguments.trace), "results": results}, arguments.json)
 

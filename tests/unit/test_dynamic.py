@@ -1,6 +1,7 @@
 """``dynamic``: which plan a step gets, and when plans are made."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -59,15 +60,69 @@ def test_a_probe_that_changed_nothing_makes_the_next_one_rarer() -> None:
     assert probes == [15, 48, 113, 167]
 
 
+def asked(scheduler: DynamicScheduler, kept: list[int]) -> list[int]:
+    """Classes of the steps of a request whose drafter is trusted and asked whenever it may be.
+
+    ``kept`` draft tokens are kept when it is; -1 where no node was worth checking. The last one
+    holds for the rest of 200 steps.
+    """
+    state, signal, num_hits, classes = scheduler.start(), QUIET._replace(hit_ema=1.0), 50, []
+    state.num_hits = num_hits
+    for _ in range(200):
+        signal = signal._replace(num_hits=num_hits)
+        classes.append(scheduler.choose(state, signal).bin)
+        is_asked = classes[-1] > 0
+        num_hits += is_asked
+        last = kept[min(num_hits - 51, len(kept) - 1)] if is_asked else -1
+        signal = signal._replace(last_accepted=last)
+    return classes
+
+
+def test_asking_that_brings_nothing_ends_whatever_the_trust() -> None:
+    """After 1.5 tokens' worth of time; then it is asked now and then, ever more rarely."""
+    costs = growth_costs(COSTS, 2, 6, float(CONTEXTS[0]), 1)
+    price = float(costs.draft[0] / costs.rows[0])
+    classes = asked(DynamicScheduler(PARAMS, COSTS), [-1])
+    size = int(1.5 // price) + 1
+    assert classes[:size] == [2] * size
+    assert set(classes[size:]) == {0, 3}
+    probes = [at for at, kind in enumerate(classes) if kind == 3]
+    plain = [after - before - 1 for before, after in pairwise([size - 1, *probes])]
+    assert plain[:3] == [PROBE_EVERY, 2 * PROBE_EVERY, 4 * PROBE_EVERY]
+
+
+def test_a_wrong_draft_costs_the_node_that_was_checked_too() -> None:
+    """So text whose drafts are checked and wrong ends them sooner."""
+    scheduler = DynamicScheduler(PARAMS, COSTS)
+    assert asked(scheduler, [0]).count(2) < asked(scheduler, [-1]).count(2)
+
+
+def test_a_draft_that_is_kept_lets_them_go_on() -> None:
+    """With half the credit of the start, and without the wait of the probes before."""
+    scheduler = DynamicScheduler(PARAMS, COSTS)
+    stopped = asked(scheduler, [-1]).index(0)
+    classes = asked(scheduler, [-1] * (stopped + 1) + [1] + [-1])
+    back = [at for at, kind in enumerate(classes) if kind == 3][1] + 1  # the second one was kept
+    again = classes[back:].index(0)
+    assert classes[back : back + again] == [2] * again
+    assert 0 < again < stopped
+    assert classes[back + again :].index(3) == PROBE_EVERY
+
+
+def test_drafts_that_pay_are_never_stopped() -> None:
+    """One token in every second step is worth more than it costs here."""
+    assert asked(DynamicScheduler(PARAMS, COSTS), [-1, 1] * 200) == [2] * 200
+
+
 def test_plans_of_one_sequence_are_made_with_the_scheduler() -> None:
     """None is made between two tokens; those of larger batches are made once."""
     scheduler = DynamicScheduler(PARAMS, COSTS)
-    made = {key: list(plans) for key, plans in scheduler._decisions._made.items()}
+    made = dict(scheduler._places._made)
     assert made.keys() == {(context, 1) for context in range(len(CONTEXTS))}
     for context in (0, *CONTEXTS, 10**6):
         for share in (0.0, 0.5, 1.0):
             plan_of(scheduler, share, context)
-    assert scheduler._decisions._made == made
+    assert scheduler._places._made == made
     assert plan_of(scheduler, 0.5, 300, 7) is plan_of(scheduler, 0.5, 310, 7)
 
 

@@ -4,11 +4,15 @@ What a node is worth is read from tables that were fitted to traced texts: the d
 probability of it, how often the drafter was right lately (trust), and what followed the same words
 earlier in the text. Where nothing pays the step is plain decoding; then the drafter is asked again
 now and then, so that the policy recovers.
+
+The tables are those of the traced texts. On others, or at another temperature, asking the drafter
+can cost more than it brings, so a ledger is kept of that: once it is overdrawn the drafter is asked
+as rarely as where it is never right, until a draft of its is kept.
 """
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,6 +31,7 @@ from entmtp.growth import (
 )
 from entmtp.scheduler.bands import CONTEXTS, MAX_PROBE_EVERY, PROBE_EVERY, Places
 from entmtp.scheduler.base import SchedulerDecision, prepared_plan
+from entmtp.scheduler.guard import Ledger
 from entmtp.scheduler.reading import read_params
 from entmtp.scheduler.signals import Signal
 from entmtp.topology import Topology
@@ -141,6 +146,22 @@ class _State:
     num_idle: int = 0
     probe_at: int = PROBE_EVERY
     was_probe: bool = False
+    ledger: Ledger = field(default_factory=Ledger)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A class of contexts and a size of the batch.
+
+    Attributes:
+        decisions: by class of trust.
+        asking: price of asking the drafter, in tokens that plain decoding emits in that time.
+        node: the same of checking a node.
+    """
+
+    decisions: list[SchedulerDecision]
+    asking: float
+    node: float
 
 
 class DynamicScheduler:
@@ -165,7 +186,7 @@ class DynamicScheduler:
         self._prior = params.prior, params.prior_steps
         typical, there = round(params.mean_nodes), params.context
         self._typical_ms = float(growth_costs(costs, 1, typical, there, 1).rows[typical])
-        self._decisions = Places(self._decide)
+        self._places = Places(self._place)
 
     def start(self) -> _State:
         """Nothing is known of the request."""
@@ -173,23 +194,24 @@ class DynamicScheduler:
 
     def choose(self, state: _State, signal: Signal) -> SchedulerDecision:
         """The plan for the class of trust, the context and the batch."""
+        place = self._places.at(signal.context, signal.batch)
         if signal.num_hits != state.num_hits:
-            state.num_hits, state.num_idle = signal.num_hits, 0
-            if not state.was_probe:
-                state.probe_at = PROBE_EVERY
+            _learn(state, signal, place)
         else:
             state.num_idle += 1
         state.was_probe = state.num_idle >= state.probe_at
         if state.was_probe:
             state.num_idle, state.probe_at = 0, min(2 * state.probe_at, MAX_PROBE_EVERY)
             at = self._rule.num_classes - 1
+        elif state.ledger.is_stopped:
+            at = 0
         else:
             trust = trust_of(signal.hit_ema, signal.num_hits, *self._prior)
             at = bisect_right(self._bounds, trust)
-        return self._decisions.at(signal.context, signal.batch)[at]
+        return place.decisions[at]
 
-    def _decide(self, context: int, batch: int) -> list[SchedulerDecision]:
-        """For each class of trust; what steps cost does not depend on it."""
+    def _place(self, context: int, batch: int) -> _Place:
+        """What steps cost does not depend on the class of trust."""
         rule, params = self._rule, self._params
         costs = growth_costs(
             self._costs, rule.envelope.max_depth, rule.max_nodes, float(CONTEXTS[context]), batch
@@ -197,10 +219,29 @@ class DynamicScheduler:
         rate = params.rate * self._typical_ms / float(costs.rows[round(params.mean_nodes)])
         depth = max(rule.envelope.max_depth, rule.copies.length if rule.copies else 0)
         plans = [GrowthPlan(rule, costs, at, rate, depth) for at in range(rule.num_classes)]
-        return [
+        decisions = [
             SchedulerDecision("dynamic", prepared_plan(plan), bin=at)
             for at, plan in enumerate(plans)
         ]
+        plain, one = float(costs.rows[0]), float(costs.rows[1])
+        return _Place(decisions, float(costs.draft[0]) / plain, one / plain - 1)
+
+
+def _learn(state: _State, signal: Signal, place: _Place) -> None:
+    """Take the outcome of a step in which the drafter was asked.
+
+    A tree costs at least the nodes that were kept; how large it was is not told.
+    """
+    kept = signal.last_accepted
+    is_back = state.ledger.is_stopped and kept > 0
+    if is_back:
+        state.ledger.resume()
+    else:
+        brought = kept - max(kept, 1) * place.node if kept >= 0 else 0.0
+        state.ledger.add(brought - place.asking)
+    state.num_hits, state.num_idle = signal.num_hits, 0
+    if is_back or not state.was_probe:
+        state.probe_at = PROBE_EVERY
 
 
 def trust_of(hit_ema: float, num_hits: int, prior: float, prior_steps: float) -> float:

@@ -1,10 +1,10 @@
-"""A guard around policies over fixed trees: where drafts do not pay, steps become plain.
+"""A guard against drafts that do not pay: a ledger of them, and a policy that keeps to it.
 
-What such a policy knows was learned on text whose drafts are right now and then; its lowest class
-is the worst of that text, not text in which they never are. The guard adds up what drafts bring
-and what they cost, a cumulative sum (Page, 1954) with a ceiling: below zero, steps are plain. A
-single token is then drafted now and then, ever more rarely, and once one is kept the policy has
-its way again.
+What a policy knows was learned on some text, at some temperature; its lowest class is the worst of
+that text, not text in which drafts are never right. The ledger adds up what drafts bring and what
+they cost, a cumulative sum (Page, 1954) with a ceiling: below zero, nothing is drafted. Policies
+over fixed trees then draft a single token now and then, ever more rarely, and once one is kept
+they have their way again. ``dynamic`` keeps a ledger of its own.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from entmtp.scheduler.base import (
 from entmtp.scheduler.signals import Signal
 from entmtp.topology import Topology
 
-__all__ = ["GuardedScheduler"]
+__all__ = ["GuardedScheduler", "Ledger"]
 
 _CREDIT = 1.5  # tokens that drafts may lose before they are stopped, at the start
 _CEILING = 3.0  # the same, after they have gained more
@@ -32,21 +32,43 @@ _PROBE = SchedulerDecision("chain1", prepared(Topology.chain(1)))
 
 
 @dataclass(slots=True)
+class Ledger:
+    """What the drafts of a request bring and cost.
+
+    Attributes:
+        credit: tokens that they have brought beyond their price, at most the ceiling.
+        is_stopped: whether they have lost their credit.
+    """
+
+    credit: float = _CREDIT
+    is_stopped: bool = False
+
+    def add(self, net: float) -> None:
+        """Take a draft: tokens that it brought less those that its time was worth."""
+        if not self.is_stopped:
+            self.credit = min(self.credit + net, _CEILING)
+            self.is_stopped = self.credit < 0
+
+    def resume(self) -> None:
+        """Let drafts go on, with little credit."""
+        self.is_stopped, self.credit = False, _SECOND_CREDIT
+
+
+@dataclass(slots=True)
 class _State:
     """Of one request.
 
     Attributes:
         inner: of the guarded policy.
-        price: tokens that plain decoding would have emitted in the time that it cost more.
-        credit: what drafts have brought beyond their price, at most the ceiling.
-        is_stopped: whether steps are plain.
+        price: tokens that plain decoding would have emitted in the time that the last step cost
+            more.
+        ledger: of its drafts.
         pauses: counts plain steps between probes.
     """
 
     inner: SchedulerState
     price: float = 0.0
-    credit: float = _CREDIT
-    is_stopped: bool = False
+    ledger: Ledger = field(default_factory=Ledger)
     pauses: LevelState = field(default_factory=lambda: LevelState(0, 0))
 
 
@@ -80,23 +102,11 @@ class GuardedScheduler:
     def choose(self, state: _State, signal: Signal) -> SchedulerDecision:
         """What the policy chooses, nothing, or a probe."""
         decision = self._inner.choose(state.inner, signal)
-        self._account(state, signal)
-        if state.is_stopped:
+        _account(state, signal)
+        if state.ledger.is_stopped:
             decision = _PROBE if is_probe(state.pauses, is_plain=True) else _PLAIN
         state.price = self._price(decision, signal)
         return decision
-
-    def _account(self, state: _State, signal: Signal) -> None:
-        """Add what the last step brought."""
-        if signal.last_accepted < 0:
-            return
-        if state.is_stopped:
-            if signal.last_accepted > 0:
-                state.is_stopped, state.credit = False, _SECOND_CREDIT
-            return
-        state.credit = min(state.credit + signal.last_accepted - state.price, _CEILING)
-        if state.credit < 0:
-            state.is_stopped = True
 
     def _price(self, decision: SchedulerDecision, signal: Signal) -> float:
         prices = self._prices.at(signal.context, signal.batch)
@@ -111,3 +121,12 @@ class GuardedScheduler:
         context, batch = float(CONTEXTS[place.context]), place.batch
         plain = self._costs.step_ms(Topology(()), context, batch)
         return self._costs.step_ms(plan, context, batch) / plain - 1
+
+
+def _account(state: _State, signal: Signal) -> None:
+    """Add what the last step brought."""
+    if signal.last_accepted >= 0:
+        if state.ledger.is_stopped and signal.last_accepted > 0:
+            state.ledger.resume()
+        else:
+            state.ledger.add(signal.last_accepted - state.price)
