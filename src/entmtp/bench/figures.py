@@ -52,7 +52,7 @@ def draw_strip(run: Run) -> Any:
         drafted.bar(*zip(*shown, strict=True), color=f"C{at % 10}", label=plan, alpha=0.75)
     drafted.set_ylabel("nodes drafted")
     drafted.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
-    kept.bar(places, [step.accepted for step in steps], color="tab:green", alpha=0.75)
+    kept.bar(places, [step.accepted for step in steps], color="dimgray", alpha=0.75)
     kept.set_ylabel("tokens kept")
     kept.set_xlabel("step")
     kept.locator_params(axis="x", integer=True)
