@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 import schedule_cost
+from entmtp.bench.vllm import find_vllm
 from entmtp.kernels.library import load_library
 from entmtp.loading.llamacpp import missing_llama_cpp
+from fake_vllm import VERSION, write_fake_vllm
 from running import Run
 from tiny_model import make_model_folder
 from tiny_workload import make_workload
@@ -144,6 +146,8 @@ def test_other_programs_are_compared_on_their_prompts(
     run: Run, files: dict[str, Path], tmp_path: Path
 ) -> None:
     """transformers in float32 writes the same; what is missing is named and left out."""
+    if find_vllm(None) is not None:
+        pytest.skip("vLLM is not missing here")
     line = f"bench {{prompts}} {MODEL} --max-new-tokens 12 --peer-limit 2 --no-headroom"
     line += f" --methods hf:float32,hf-lookup:float32,vllm --json {tmp_path}/it.json"
     outcome = run(line, **files)
@@ -161,6 +165,27 @@ def test_other_programs_are_compared_on_their_prompts(
     assert results["plain"]["num_runs"] == 8
     assert results["hf:float32"]["policy"] is None
     assert "vllm" in document["left_out"]
+
+
+def test_vllm_decodes_in_a_process_of_its_own(
+    run: Run, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its texts may differ; its version is that of its environment."""
+    write_fake_vllm(tmp_path / "packages")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/packages exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    line = f"bench {{prompts}} {MODEL} --max-new-tokens 12 --limit 2 --no-headroom --vllm-python"
+    line += f" {python} --methods vllm,vllm-ngram --json {tmp_path}/it.json"
+    outcome = run(line, **files)
+    assert outcome.code == 0, outcome.err
+    document = json.loads((tmp_path / "it.json").read_text())
+    results = document["results"]["prompts"]
+    assert list(results) == ["plain", "vllm", "vllm-ngram"]
+    assert document["versions"]["vllm"] == document["settings"]["versions"]["vllm"] == VERSION
+    assert (results["vllm"]["num_runs"], results["vllm"]["is_peer"]) == (2, True)
+    assert results["vllm"]["loaded_bytes"] is None
+    assert results["vllm-ngram"]["mean_acceptance_length"] > 1.0
 
 
 def test_sampled_texts_of_other_programs_may_differ(run: Run, files: dict[str, Path]) -> None:
@@ -298,6 +323,8 @@ def counts(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
         ("{prompts} --work {root}/file/it", "cannot be used"),
         ("{prompts} --spec-bench {root}/answers", "none of Spec-Bench"),
         ("{questions} {prompts} --spec-bench {root}/answers", "one file of questions"),
+        ("{prompts} --methods vllm --vllm-python {root}/nowhere", "does not exist"),
+        ("{prompts} --methods vllm --vllm-python /bin/false", "is no Python that runs"),
         ("{prompts} --bank other={bank}", "is for task 'other'"),
         ("{prompts} --bank {root}/no.json", "neither a file"),
         ("{prompts} --bank {bank} --bank {bank}", "has a bank already"),

@@ -376,6 +376,24 @@ def test_a_bank_of_another_machine_is_fitted_again(
     Bank.read(files[0])
 
 
+def test_timing_that_takes_long_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, after the first counted round; not to a caller that has its own progress."""
+    engine, bank = engine_of(), calibrated(tmp_path, FIXED).bank
+    monkeypatch.setattr(adapt, "_QUICK", QUICK)
+    told: list[tuple[int, int]] = []
+    for limit_s, progress, count in (
+        (3600.0, None, 0),
+        (0.0, None, 1),
+        (0.0, lambda *at: told.append(at), 1),
+    ):
+        monkeypatch.setattr(adapt, "_LONG_S", limit_s)
+        refit_bank(bank, engine, progress)
+        assert caplog.text.count("timing steps takes about") == count
+    assert told[-1] == (2, 2)
+
+
 @needs_library
 def test_the_digest_of_weights_does_not_depend_on_arithmetic() -> None:
     """Nor on the backend; other weights have another."""

@@ -15,7 +15,7 @@ from entmtp.bench.banks import TaskBank, bank_digest, found_costs
 from entmtp.bench.contestants import Contestants, Heads
 from entmtp.bench.document import settings_digest, settings_of
 from entmtp.bench.methods import METHODS, Method, parse_methods
-from entmtp.bench.peers import PeerSetting, peer_obstacle
+from entmtp.bench.peer_setting import PeerSetting
 from entmtp.bench.running import BenchParams
 from entmtp.bench.systems import policy_of
 from entmtp.bench.tasks import Task
@@ -88,15 +88,6 @@ def test_versions_of_what_takes_part_count() -> None:
     more = settings(engine, heads, parse_methods("hf,llamacpp:Q8_0,vllm"))["versions"]
     assert more.keys() - own.keys() == {"transformers", "llama-cpp-python", "vllm"}
     assert more["transformers"] is not None
-
-
-@pytest.mark.parametrize("is_cpu", [True, False])
-def test_vllm_is_left_out_for_what_is_true_everywhere(is_cpu: bool) -> None:
-    """It was once said not to be installed, or not to exist for the CPU, as if that were all."""
-    peers = PeerSetting(Path("m"), ByteTokenizer(), 1, 256, Path("nowhere"), is_cpu)
-    reason = peer_obstacle(METHODS["vllm"], peers)
-    assert reason is not None
-    assert "nothing in this version drives vLLM" in reason
 
 
 def test_the_native_library_counts_where_it_computes() -> None:

@@ -178,6 +178,16 @@ def test_timed_trees_cover_sizes_and_depths() -> None:
     assert {t.max_depth for t in trees} == {1, 2, 3}
 
 
+def test_fewer_large_trees_are_timed_in_a_hurry() -> None:
+    """One a size, the deepest; the largest of all is among them."""
+    grown = grow_all(random_trace(8, num_texts=20), GrowParams(max_nodes=24))
+    every, few = timing_trees(grown), timing_trees(grown, is_quick=True)
+    sizes = [tree.num_nodes for tree in few if tree.num_nodes > 15]
+    assert sizes == [24]
+    assert few[-1].max_depth == max(t.topology.max_depth for t in grown[23:])
+    assert {tree for tree in few if tree.num_nodes <= 15} == {t for t in every if t.num_nodes <= 15}
+
+
 def test_bare_banks_cannot_be_compared() -> None:
     """They have no texts."""
     with pytest.raises(BankError, match="not calibrated"):

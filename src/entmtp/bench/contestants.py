@@ -8,7 +8,8 @@ from entmtp.bank import Bank
 from entmtp.bench.banks import TaskBank
 from entmtp.bench.memory import resident_bytes
 from entmtp.bench.methods import PLAIN, Method
-from entmtp.bench.peers import COPIED_TOKENS, PeerSetting, open_peer, peer_obstacle
+from entmtp.bench.peer_setting import PeerSetting
+from entmtp.bench.peers import COPIED_TOKENS, open_peer, peer_obstacle
 from entmtp.bench.systems import EngineSystem, System, policy_of
 from entmtp.bench.tasks import Task
 from entmtp.calibrate.pareto import predicted_rate
@@ -76,7 +77,7 @@ class Contestants:
             notice: told of each method that is left out, and why.
         """
         self.engine, self.heads = engine, heads
-        self._peers, self._typical, self.notice = peers, typical, notice
+        self.peers, self._typical, self.notice = peers, typical, notice
         self._drafters: dict[str, Drafter] = {"none": EmptyDrafter(), "own": engine.drafter}
         self._programs: dict[str, System] = {}
         self._schedulers: dict[tuple[str, str], TopologyScheduler] = {}
@@ -101,7 +102,7 @@ class Contestants:
         found: dict[str, System] = {}
         for method in methods:
             try:
-                reason = None if method.peer is None else peer_obstacle(method, self._peers)
+                reason = None if method.peer is None else peer_obstacle(method, self.peers)
                 if reason is None:
                     found[method.name] = self._system(method, task)
             except EntmtpError as error:
@@ -206,7 +207,7 @@ class Contestants:
         if method.peer is not None:
             if method.name not in self._programs:
                 before = resident_bytes()
-                self._programs[method.name] = open_peer(method, self._peers)
+                self._programs[method.name] = open_peer(method, self.peers)
                 self._note_memory(method, before)
             return self._programs[method.name]
         engine = Engine(
@@ -220,7 +221,7 @@ class Contestants:
 
     def _note_memory(self, method: Method, before: int | None) -> None:
         after = resident_bytes()
-        if before is not None and after is not None:
+        if before is not None and after is not None and method.peer != "vllm":  # another process
             self.loaded_bytes[method.name] = after - before
 
 

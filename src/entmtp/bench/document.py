@@ -17,6 +17,7 @@ from entmtp.bench.running import BenchParams
 from entmtp.bench.runs import Run
 from entmtp.bench.summary import summarize
 from entmtp.bench.tasks import Task
+from entmtp.bench.vllm import find_vllm
 from entmtp.bootstrap import CONFIDENCE, RESAMPLES, SEED
 from entmtp.calibrate.adapt import bank_source
 from entmtp.errors import EntmtpError
@@ -81,7 +82,7 @@ def settings_of(
         "heads": {"medusa": heads.medusa, "hydra": heads.hydra},
         "heads_digests": _heads_digests(contestants, methods),
         "banks": {name: found.digest for name, found in heads.banks.items()},
-        "versions": _versions(methods),
+        "versions": _versions(contestants, methods),
         "core": _core_digest(contestants, params),
         "max_new_tokens": params.sampling.max_new_tokens,
         "temperature": params.sampling.temperature,
@@ -124,7 +125,10 @@ def as_document(
         "dtype": str(target.dtype),
         "system": platform.platform(),
         "cuda": torch.version.cuda,
-        "versions": {name: _version(name) for name in ("numpy", *_PEERS.values())},
+        "versions": {
+            "numpy": version("numpy"),
+            **{name: _peer_version(name, contestants) for name in _PEERS.values()},
+        },
         "interval": f"bootstrap over prompts, {RESAMPLES} draws, seed {SEED}, percentiles",
         "confidence": CONFIDENCE,
         "num_processes": num_processes,
@@ -159,10 +163,10 @@ def _heads_digests(contestants: Contestants, methods: Sequence[Method]) -> dict[
     return found
 
 
-def _versions(methods: Sequence[Method]) -> dict[str, str | None]:
+def _versions(contestants: Contestants, methods: Sequence[Method]) -> dict[str, str | None]:
     """Of this program, and of those that take part."""
     peers = {_PEERS[method.peer] for method in methods if method.peer is not None}
-    found = {name: _version(name) for name in sorted(peers)}
+    found = {name: _peer_version(name, contestants) for name in sorted(peers)}
     return {"entmtp": __version__, "torch": torch.__version__, **found}
 
 
@@ -177,7 +181,9 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def _version(package: str) -> str | None:
+def _peer_version(package: str, contestants: Contestants) -> str | None:
+    if package == _PEERS["vllm"]:
+        return find_vllm(contestants.peers.vllm_python)
     try:
         return version(package)
     except PackageNotFoundError:

@@ -75,7 +75,13 @@ _ALL = (
         Method(f"llamacpp:{kind}", f"llama.cpp, {kind}", peer="llamacpp", variant=kind)
         for kind in ("Q4_0", "Q8_0", "BF16")
     ),
-    Method("vllm", "vLLM, which is not driven yet", peer="vllm"),
+    Method("vllm", "vLLM, bfloat16, eager", peer="vllm", variant="bfloat16"),
+    Method(
+        "vllm-ngram",
+        "vLLM with its n-gram speculation, bfloat16, eager",
+        peer="vllm",
+        variant="bfloat16+ngram",
+    ),
 )
 
 METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}

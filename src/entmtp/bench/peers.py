@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,10 @@ import numpy as np
 import torch
 
 from entmtp.bench.methods import Method
+from entmtp.bench.peer_setting import PeerSetting
 from entmtp.bench.runs import Turn
 from entmtp.bench.systems import System
+from entmtp.bench.vllm import VllmSystem, missing_vllm
 from entmtp.errors import UnsupportedModelError
 from entmtp.loading.gguf_writer import write_gguf
 from entmtp.loading.llamacpp import LlamaCpp, missing_llama_cpp
@@ -20,9 +21,8 @@ from entmtp.loading.loader import DTYPES
 from entmtp.noise import NoiseSource
 from entmtp.params import SamplingParams
 from entmtp.sampling import choose_token
-from entmtp.tokenizer import Tokenizer
 
-__all__ = ["COPIED_TOKENS", "PeerSetting", "open_peer", "peer_obstacle"]
+__all__ = ["COPIED_TOKENS", "open_peer", "peer_obstacle"]
 
 COPIED_TOKENS = 10
 """Tokens that prompt lookup proposes at a time, here and in transformers."""
@@ -30,33 +30,16 @@ COPIED_TOKENS = 10
 _CHUNK = 256  # prompt tokens that llama.cpp reads together
 
 
-@dataclass(frozen=True)
-class PeerSetting:
-    """What peers decode, and with what.
-
-    Attributes:
-        model: a Hugging Face folder or a .gguf file.
-        tokenizer: of the model.
-        threads: of the CPU.
-        context: most tokens of a prompt and its answer.
-        scratch: folder for files that llama.cpp reads.
-        is_cpu: whether this program decodes on the CPU.
-    """
-
-    model: Path
-    tokenizer: Tokenizer
-    threads: int
-    context: int
-    scratch: Path
-    is_cpu: bool
-
-
 def peer_obstacle(method: Method, setting: PeerSetting) -> str | None:
-    """Why a peer cannot run here; ``None`` where it can be tried."""
-    if method.peer == "vllm":
-        return "nothing in this version drives vLLM, whether it is installed or not"
+    """Why a peer cannot run here; ``None`` where it can be tried.
+
+    Raises:
+        InputError: the Python that is named for vLLM is none.
+    """
     if not setting.is_cpu:
         return "peers are compared on the CPU only"
+    if method.peer == "vllm":
+        return missing_vllm(setting)
     if method.peer == "llamacpp":
         return missing_llama_cpp()
     return None if setting.model.is_dir() else "transformers needs a folder, not a .gguf file"
@@ -68,6 +51,8 @@ def open_peer(method: Method, setting: PeerSetting) -> System:
     Raises:
         UnsupportedModelError: it does not take the model.
     """
+    if method.peer == "vllm":
+        return VllmSystem(setting, method.variant)
     if method.peer == "llamacpp":
         file = setting.scratch / f"{method.variant}.gguf"
         write_gguf(setting.model, file, method.variant)

@@ -1,19 +1,17 @@
 """A whole run: all tasks measured, summarized, and put into one document."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from entmtp.bench.contestants import Contestants, Heads
+from entmtp.bench.contestants import Contestants
 from entmtp.bench.document import Outcome, as_document, settings_digest, settings_of
 from entmtp.bench.headroom import measure_headroom
 from entmtp.bench.methods import METHODS, Method
-from entmtp.bench.peers import PeerSetting
+from entmtp.bench.peer_setting import PeerSetting
 from entmtp.bench.running import BenchParams, Measurement, measure_task
 from entmtp.bench.runs import Run
 from entmtp.bench.specbench import group_measures
@@ -23,7 +21,7 @@ from entmtp.engine import Engine
 from entmtp.errors import EntmtpError
 from entmtp.params import TypicalParams
 
-__all__ = ["BenchResult", "BenchSession", "open_contestants"]
+__all__ = ["BenchResult", "BenchSession", "peer_setting"]
 
 Show = Callable[[str, int, int], None]
 
@@ -125,36 +123,27 @@ class BenchSession:
         return lambda done, total: self.show(stage, done, total)
 
 
-@contextmanager
-def open_contestants(
-    engine: Engine,
-    heads: Heads,
-    tasks: Sequence[Task],
-    params: BenchParams,
-    typical: TypicalParams | None,
-    notice: Callable[[str], None],
-) -> Iterator[Contestants]:
-    """Contestants, and the scratch folder that other programs read from.
+def peer_setting(
+    engine: Engine, model: Path, tasks: Sequence[Task], params: BenchParams, scratch: Path
+) -> PeerSetting:
+    """What other programs decode, with room for the longest prompt and its answer.
 
     Args:
-        engine: see :class:`Contestants`.
-        heads: see there.
+        engine: whose tokenizer, threads and device they share.
+        model: a Hugging Face folder or a .gguf file.
         tasks: whose prompts must fit.
         params: whose texts must fit.
-        typical: see there.
-        notice: see there.
+        scratch: folder for files that they read.
     """
-    with TemporaryDirectory(prefix="entmtp-bench-") as scratch:
-        window = engine.target.config.context_window
-        longest = max(len(prompt.tokens) for task in tasks for prompt in task.prompts)
-        if not any(task.all_turns for task in tasks):
-            window = min(window, longest + params.sampling.max_new_tokens)
-        setting = PeerSetting(
-            model=heads.path,
-            tokenizer=engine.tokenizer,
-            threads=torch.get_num_threads(),
-            context=window,
-            scratch=Path(scratch),
-            is_cpu=engine.target.device.type == "cpu",
-        )
-        yield Contestants(engine, heads, setting, typical, notice)
+    window = engine.target.config.context_window
+    longest = max(len(prompt.tokens) for task in tasks for prompt in task.prompts)
+    if not any(task.all_turns for task in tasks):
+        window = min(window, longest + params.sampling.max_new_tokens)
+    return PeerSetting(
+        model=model,
+        tokenizer=engine.tokenizer,
+        threads=torch.get_num_threads(),
+        context=window,
+        scratch=scratch,
+        is_cpu=engine.target.device.type == "cpu",
+    )

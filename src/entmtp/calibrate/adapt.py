@@ -9,6 +9,7 @@ from the traced texts that the bank carries.
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
@@ -41,8 +42,9 @@ _SAME_MODEL = ("model_digest", "drafter", "drafter_digest")
 _SAME_MACHINE = ("backend", "precision", "device", "threads")
 _GROWN_NODES = (7, 15)  # of trees that are timed beside the entries
 _QUICK = TimingParams(
-    contexts=(256, 1024), batches=(1, 4), min_rounds=5, max_rounds=15, seconds=20.0
+    contexts=(256, 1024), batches=(1, 4), min_rounds=3, max_rounds=15, seconds=30.0
 )
+_LONG_S = 40.0  # of timing, more than which is announced
 
 Progress = Callable[[int, int], None]
 
@@ -161,6 +163,12 @@ def costs_of(bank: Bank, here: BankSource) -> tuple[BankSource, CostTable]:
 def refit_bank(bank: Bank, engine: Engine, progress: Progress | None = None) -> Bank:
     """Time steps here, and choose the entries anew from the traced texts in the bank.
 
+    Args:
+        bank: made for this model and these heads.
+        engine: whose steps are timed; it must be idle.
+        progress: told rounds of timing done and the most that there will be; without one a
+            warning says how long it takes, where it takes long.
+
     Raises:
         BankError: the bank carries no calibration.
     """
@@ -171,7 +179,9 @@ def refit_bank(bank: Bank, engine: Engine, progress: Progress | None = None) -> 
     max_nodes = int(calibration.settings["max_nodes"])
     trees = grow_all(trace.halves()[0], GrowParams(max_nodes=max_nodes))
     timing = replace(_QUICK, temperature=trace.facts.temperature)
-    costs = time_steps(engine, timing_trees(trees), filler_tokens(engine), timing, progress)
+    plans = timing_trees(trees, is_quick=True)
+    told = progress or _Forecast(timing)
+    costs = time_steps(engine, plans, filler_tokens(engine), timing, told)
     source = bank_source(engine, calibration.source.model)
     settings = {**calibration.settings, "refitted_from": asdict(calibration.source)}
     calibration = replace(calibration, source=source, costs=costs, settings=settings)
@@ -180,6 +190,22 @@ def refit_bank(bank: Bank, engine: Engine, progress: Progress | None = None) -> 
     entries, scores = fit_entries(trace, costs, max_nodes)
     policies = fit_policies(trace, entries, costs, calibration.context)
     return Bank.of(entries, scores, replace(calibration, policies=policies))
+
+
+class _Forecast:
+    """Says after the first counted round of timing how long the rest takes, where that is long."""
+
+    def __init__(self, params: TimingParams) -> None:
+        self._params, self._warm_s = params, 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.perf_counter()
+        if done == 0:  # the round before the first has filled contexts too
+            self._warm_s = now
+        elif done == 1:
+            left_s = (now - self._warm_s) * (self._params.min_rounds - 1)
+            if left_s > _LONG_S:
+                _logger.warning("timing steps takes about %.0f s more", left_s)
 
 
 def _rescaled(bank: Bank, engine: Engine, temperature: float) -> Bank:

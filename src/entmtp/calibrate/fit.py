@@ -14,6 +14,8 @@ from entmtp.topology import Topology
 __all__ = ["find_candidates", "fit_entries", "mean_context", "timing_trees"]
 
 _TIMED_SIZES = (1, 2, 3, 4, 5, 7, 9, 11, 15, 19, 23, 31, 47, 63)
+_QUICK_SIZES = (1, 2, 3, 4, 5, 7, 9, 11, 15, 31)
+_BOTH_SHAPES = 15  # nodes up to which flat and deep trees are timed even so
 _GROWN_FOR_SPEED = 24  # nodes; larger trees come from the paper's growth
 
 Progress = Callable[[int, int], None]
@@ -56,13 +58,21 @@ def mean_context(trace: Trace) -> float:
     return total / max(int(sizes.sum()), 1)
 
 
-def timing_trees(trees: Sequence[GrownTree]) -> list[Topology]:
-    """Grown trees that are timed: for each of some sizes a flat one and a deep one, and chains."""
+def timing_trees(trees: Sequence[GrownTree], *, is_quick: bool = False) -> list[Topology]:
+    """Grown trees that are timed: for each of some sizes a flat one and a deep one, and chains.
+
+    Args:
+        trees: of all sizes.
+        is_quick: few large ones, deep alone: they take most of the time, and what they cost is
+            nearly linear in their rows.
+    """
     depth = max(tree.topology.max_depth for tree in trees)
     found = [Topology.chain(k) for k in range(1, depth + 1)]
-    for size in _TIMED_SIZES:
+    largest = max(tree.topology.num_nodes for tree in trees)
+    for size in (*_QUICK_SIZES, largest) if is_quick else _TIMED_SIZES:
         of_size = [tree.topology for tree in trees if tree.topology.num_nodes == size]
         if of_size:
-            found.append(min(of_size, key=lambda tree: (tree.max_depth, tree.paths)))
+            if not is_quick or size <= _BOTH_SHAPES:
+                found.append(min(of_size, key=lambda tree: (tree.max_depth, tree.paths)))
             found.append(max(of_size, key=lambda tree: (tree.max_depth, tree.paths)))
     return list(dict.fromkeys(found))

@@ -4,7 +4,9 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -98,6 +100,13 @@ __all__ = ["bench"]
 )
 @click.option("--fresh", is_flag=True, help="Throw away what an earlier run finished.")
 @click.option("--threads", type=int, default=None, help="CPU threads.")
+@click.option(
+    "--vllm-python",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    default=None,
+    metavar="FILE",
+    help="Python of the environment in which vLLM is installed; this one if not given.",
+)
 @model_options(trees=False)
 def bench(workloads: tuple[str, ...], **options: Any) -> None:
     """Decode the same prompts with every method, in turn, and compare.
@@ -140,9 +149,9 @@ def bench(workloads: tuple[str, ...], **options: Any) -> None:
 def _session(workloads: tuple[str, ...], options: dict[str, Any]) -> "Iterator[BenchSession]":
     """Everything loaded, nothing decoded."""
     from entmtp.bench.banks import load_banks
-    from entmtp.bench.contestants import Heads
+    from entmtp.bench.contestants import Contestants, Heads
     from entmtp.bench.running import BenchParams
-    from entmtp.bench.session import BenchSession, open_contestants
+    from entmtp.bench.session import BenchSession, peer_setting
     from entmtp.bench.tasks import encode_tasks
     from entmtp.loading.catalog import home
     from entmtp.loading.loader import DEFAULT_BANK, default_bank
@@ -168,9 +177,11 @@ def _session(workloads: tuple[str, ...], options: dict[str, Any]) -> "Iterator[B
     methods = named or default_methods(has_bank=bool(banks))
     heads = Heads(name, path, options["medusa_heads"], options["hydra_heads"], banks)
     traces = home() / "traces" if options["headroom"] else None
-    with open_contestants(engine, heads, tasks, params, typical, _notice) as contestants:
+    with TemporaryDirectory(prefix="entmtp-bench-") as scratch:
+        peers = peer_setting(engine, path, tasks, params, Path(scratch))
+        peers = replace(peers, vllm_python=options["vllm_python"])
         yield BenchSession(
-            contestants,
+            Contestants(engine, heads, peers, typical, _notice),
             tasks,
             methods,
             params,
