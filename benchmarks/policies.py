@@ -14,7 +14,9 @@ fitted alone. A --topology is one more tree for all steps, cut to the depth of t
 """
 
 import argparse
-from collections.abc import Mapping
+import math
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,39 +30,69 @@ from entmtp.calibrate.simulate import Texts, simulate
 from entmtp.calibrate.summary import shorten
 from entmtp.calibrate.trace import Trace, load_trace
 from entmtp.costs import CostTable
+from entmtp.errors import BankError, EntmtpError
 from entmtp.topology import Topology, load_topology
 from paired import machine, print_json
 
-PAID = ("path_value@1", "path_value@2", "path_value@4", "expected_length")
+PAID_DEPTHS = (1, 2, 4)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+def numbers(text: str) -> tuple[float, ...]:
+    """Positive numbers between commas."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers") from error
+    if not all(0 < one < float("inf") for one in found):
+        raise argparse.ArgumentTypeError(f"{text!r}: all numbers must be above 0 and finite")
+    return found
+
+
+def roofline(text: str) -> tuple[float, ...]:
+    """Four of them."""
+    found = numbers(text)
+    if len(found) != 4:
+        raise argparse.ArgumentTypeError(f"{text!r} has {len(found)} numbers; it takes 4")
+    return found
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("trace", type=Path)
     parser.add_argument("--bank", help="whose costs are used")
-    parser.add_argument("--rows", default="1,2,4,8,16,32")
-    parser.add_argument("--forward-ms", default="10.8,11.3,12.6,18.5,33.9,62.8")
+    parser.add_argument("--rows", type=numbers, default="1,2,4,8,16,32")
+    parser.add_argument("--forward-ms", type=numbers, default="10.8,11.3,12.6,18.5,33.9,62.8")
     parser.add_argument("--rest-ms", type=float, default=0.15)
     parser.add_argument("--draft-ms", type=float, default=0.5, help="a depth")
     parser.add_argument("--draft-row-ms", type=float, default=0.12, help="a further row")
     parser.add_argument(
-        "--roofline", metavar="GB,GB/s,TFLOPS,MS", help="weights, memory, arithmetic, fixed time"
+        "--roofline",
+        type=roofline,
+        metavar="GB,GB/s,TFLOPS,MS",
+        help="weights, memory, arithmetic, fixed time",
     )
     parser.add_argument("--max-nodes", type=int, default=32)
     parser.add_argument("--topology", action="append", default=[], help="a shipped name or a file")
     parser.add_argument("--each-task", action="store_true")
     parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    arguments = parser.parse_args(argv)
+    if len(arguments.rows) != len(arguments.forward_ms):
+        parser.error(
+            f"--rows has {len(arguments.rows)} numbers, --forward-ms {len(arguments.forward_ms)}"
+        )
+    return arguments
 
 
 def cost_table(arguments: argparse.Namespace, depth: int) -> CostTable:
     if arguments.bank:
         calibration = load_bank(arguments.bank).calibration
         if calibration is None:
-            raise SystemExit(f"{arguments.bank} is not calibrated")
+            raise BankError(f"{arguments.bank} is not calibrated")
         return calibration.costs
-    rows = tuple(int(n) for n in arguments.rows.split(","))
-    forward = tuple(float(ms) for ms in arguments.forward_ms.split(","))
+    rows = tuple(int(n) for n in arguments.rows)
+    forward = arguments.forward_ms
     if arguments.roofline:
         rows = (*range(1, arguments.max_nodes + 2),)
         forward = tuple(roofline_ms(arguments.roofline, n) for n in rows)
@@ -75,12 +107,18 @@ def cost_table(arguments: argparse.Namespace, depth: int) -> CostTable:
     )
 
 
-def roofline_ms(machine_numbers: str, num_rows: int) -> float:
+def roofline_ms(machine_numbers: Sequence[float], num_rows: int) -> float:
     """Milliseconds of a forward over so many rows, as the roofline has it."""
-    gigabytes, per_s, tera, fixed_ms = (float(n) for n in machine_numbers.split(","))
+    gigabytes, per_s, tera, fixed_ms = machine_numbers
     read_ms = 1e3 * gigabytes / per_s
     compute_ms = gigabytes * num_rows / tera  # a weight of two bytes takes two operations a row
     return fixed_ms + max(read_ms, compute_ms)
+
+
+def paid_names(trace: Trace) -> list[str]:
+    """Signals that cost passes of the heads, as deep as these go."""
+    depths = [depth for depth in PAID_DEPTHS if depth <= trace.max_depth]
+    return [*(f"path_value@{depth}" for depth in depths), "expected_length"]
 
 
 def paid_texts(
@@ -119,13 +157,13 @@ def report(title: str, rates: Mapping[str, float], paid: Mapping[str, Mapping[st
     rows |= {f"paid {name}, {how}": r for name, one in paid.items() for how, r in one.items()}
     print(f"\n{title:<32}{'tokens/s':>10}{'/ static':>10}{'share':>8}")
     for name, rate in rows.items():
-        share = (rate - fixed) / (bound - fixed)
+        share = (rate - fixed) / (bound - fixed) if bound > fixed else math.nan
         print(f"{name:<32}{rate:>10.1f}{rate / fixed:>10.3f}{share:>8.2f}")
     return rows
 
 
-def main() -> None:
-    arguments = parse()
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Tokens a second by task and policy."""
     whole = shorten(load_trace(arguments.trace))
     costs = cost_table(arguments, whole.max_depth)
     singles = {name: load_topology(name).truncate(whole.max_depth) for name in arguments.topology}
@@ -136,14 +174,25 @@ def main() -> None:
         fitting, check = trace.halves()
         policies = fit_policies(trace, entries, costs, mean_context(fitting))
         trees = list(dict.fromkeys(entries.values()))
-        paid = {name: paid_rates(fitting, check, trees, costs, name) for name in PAID}
+        paid = {name: paid_rates(fitting, check, trees, costs, name) for name in paid_names(whole)}
         parts = check.by_task() if len(set(check.tasks)) > 1 else {}
         for title, part in (*parts.items(), (group, check)):
             rates = policy_rates(part, entries, policies, costs, mean_context(part))
             rates |= {name: predicted_rate(part, tree, costs) for name, tree in singles.items()}
             results[title] = report(title, rates, paid if title == group else {})
+    return results
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse(argv)
+    try:
+        results = run(arguments)
+    except EntmtpError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
     print_json({**machine(), "trace": str(arguments.trace), "results": results}, arguments.json)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

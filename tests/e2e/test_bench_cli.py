@@ -324,7 +324,7 @@ def counts(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
         ("{prompts} --spec-bench {root}/answers", "none of Spec-Bench"),
         ("{questions} {prompts} --spec-bench {root}/answers", "one file of questions"),
         ("{prompts} --methods vllm --vllm-python {root}/nowhere", "does not exist"),
-        ("{prompts} --methods vllm --vllm-python /bin/false", "is no Python that runs"),
+        ("{prompts} --methods lookup --vllm-python /bin/false", "is no Python that runs"),
         ("{prompts} --bank other={bank}", "is for task 'other'"),
         ("{prompts} --bank {root}/no.json", "neither a file"),
         ("{prompts} --bank {bank} --bank {bank}", "has a bank already"),

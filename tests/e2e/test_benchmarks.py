@@ -13,12 +13,16 @@ import torch
 
 import draft_cost
 import paper
+import policies
 import step_cost
+from entmtp.calibrate.trace import save_trace
 from entmtp.kernels.library import load_library
 from entmtp.loading.llamacpp import missing_llama_cpp
 from entmtp.loading.loader import load_target
+from entmtp.topology import Topology
 from published import Sizes, TargetArrays, hydra_prefix_mlp, medusa_v1
 from tiny_model import make_model_folder
+from traces import random_trace, with_growth
 
 
 @pytest.fixture(scope="module")
@@ -287,3 +291,47 @@ def test_what_cannot_be_timed_is_refused(arguments: list[str]) -> None:
     """As a usage error."""
     with pytest.raises(SystemExit, match="2"):
         draft_cost.parse(arguments)
+
+
+def test_policies_are_replayed_at_projected_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every policy and the tree that was named, for each task and all; no model is needed."""
+    trace = with_growth(random_trace(4, num_texts=24), Topology.chain(3))
+    save_trace(trace, tmp_path / "it.trace")
+    line = [str(tmp_path / "it.trace"), "--roofline=14,2000,250,1", "--max-nodes=4"]
+    line += ["--topology=chain4", f"--json={tmp_path}/it.json"]
+    assert policies.main(line) == 0
+    results = json.loads((tmp_path / "it.json").read_text())["results"]
+    assert results.keys() == {"a", "b", "all"}
+    for rates in results.values():
+        assert {"plain", "fixed", "throughput", "dynamic", "clairvoyant", "chain4"} <= rates.keys()
+        assert rates["plain"] == pytest.approx(1000 / (8 + 0.15))
+        assert rates["clairvoyant"] >= rates["fixed"]
+    assert policies.roofline_ms((14, 2000, 250, 1), 500) == pytest.approx(29)
+    assert "clairvoyant" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("nowhere.trace", "nowhere.trace"),
+        ("it --roofline 14,2000", "has 2 numbers; it takes 4"),
+        ("it --roofline 14,2000,250,0", "above 0"),
+        ("it --forward-ms 1,x", "no list of numbers"),
+        ("it --rows 1,2", "--rows has 2 numbers, --forward-ms 6"),
+        ("it --topology nothing", "nothing"),
+    ],
+)
+def test_replays_that_cannot_be(
+    line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, and exit code 2."""
+    save_trace(random_trace(1, num_texts=4), tmp_path / "it")
+    words = [str(tmp_path / word) if word == "it" else word for word in line.split()]
+    try:
+        code: object = policies.main(words)
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    assert message in capsys.readouterr().err

@@ -119,6 +119,7 @@ def test_an_interrupted_run_goes_on_without_loss(engine: Engine, tmp_path: Path)
         found = measure(engine, task, work, {"plain": system})
         work.remove()
     assert system.sizes.count(9) == 3
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".whole.lock", "whole.jsonl"]
     assert [run.tokens for run in found] == [run.tokens for run in whole]
     with open_work(tmp_path, "it", {}) as work:
         assert work.num_done == 0
@@ -155,6 +156,8 @@ def test_a_work_file_is_for_one_process(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be used"), open_work(tmp_path / "file", "x", {}):
         pass
+    with pytest.raises(PermissionError), open_work(tmp_path, "it", {}):
+        raise PermissionError("of something else")
 
 
 def test_likelihood_is_that_of_the_whole_text() -> None:

@@ -61,6 +61,13 @@ def make_heads_file(
 # -- drafters --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("temperature", [-0.1, float("nan"), float("inf")])
+def test_what_is_no_temperature_is_refused(model: str, temperature: float) -> None:
+    """With a calibrated bank or without."""
+    with pytest.raises(InputError, match="temperature is"):
+        load(model, "none", temperature=temperature)
+
+
 def test_a_model_without_heads_drafts_by_lookup_and_says_so(
     model: str, caplog: pytest.LogCaptureFixture
 ) -> None:

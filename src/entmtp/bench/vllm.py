@@ -52,13 +52,19 @@ def find_vllm(python: Path | None) -> str | None:
     """
     command = [str(python or sys.executable), "-c", _FIND]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise InputError(
-            f"vllm-python {python}: is no Python that runs ({error}); name bin/python of the "
-            "environment in which vLLM is installed"
-        ) from error
+        found = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise _no_python(python, str(error.strerror)) from error
+    if found.returncode:
+        raise _no_python(python, f"exit code {found.returncode}")
     return found.stdout.strip() or None
+
+
+def _no_python(python: Path | None, reason: str) -> InputError:
+    return InputError(
+        f"vllm-python {python}: is no Python that runs ({reason}); name bin/python of the "
+        "environment in which vLLM is installed"
+    )
 
 
 def missing_vllm(setting: PeerSetting) -> str | None:

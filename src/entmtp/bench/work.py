@@ -113,15 +113,22 @@ def open_work(
     from filelock import FileLock, Timeout
 
     file = folder / f"{digest}.jsonl"
+    held = file.with_name(f".{digest}.lock")
+    lock = FileLock(held, blocking=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(file.with_name(f".{digest}.lock"), blocking=False):
-            if is_fresh:
-                file.unlink(missing_ok=True)
-            yield WorkFile(file, settings)
+        lock.acquire()
     except Timeout as error:
         raise InputError(
             f"{file}: another process runs the same comparison; wait for it, or name another --work"
         ) from error
     except OSError as error:
         raise InputError(f"work {folder}: cannot be used ({error}); name --work") from error
+    try:
+        if is_fresh:
+            file.unlink(missing_ok=True)
+        yield WorkFile(file, settings)
+    finally:
+        if not file.exists():  # all is done; who waits for a lock that is gone takes a new one
+            held.unlink(missing_ok=True)
+        lock.release()

@@ -153,9 +153,12 @@ def _session(workloads: tuple[str, ...], options: dict[str, Any]) -> "Iterator[B
     from entmtp.bench.running import BenchParams
     from entmtp.bench.session import BenchSession, peer_setting
     from entmtp.bench.tasks import encode_tasks
+    from entmtp.bench.vllm import find_vllm
     from entmtp.loading.catalog import home
     from entmtp.loading.loader import DEFAULT_BANK, default_bank
 
+    if options["vllm_python"] is not None:
+        find_vllm(options["vllm_python"])  # refused before anything is decoded
     given = options["methods"]
     named = None if given is None else parse_methods(given)
     params = BenchParams(

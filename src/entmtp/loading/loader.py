@@ -16,6 +16,7 @@ from entmtp.loading.drafters import load_drafter
 from entmtp.loading.heads_source import named_base_model
 from entmtp.loading.native import load_native
 from entmtp.loading.tokenizers import load_tokenizer
+from entmtp.params import SamplingParams
 from entmtp.scheduler import FixedScheduler, TopologyScheduler, make_scheduler
 from entmtp.target.base import Target, TargetConfig
 from entmtp.target.llama import LlamaTarget
@@ -94,6 +95,8 @@ def load(  # noqa: PLR0913 - keyword-only beyond the third
     """
     if not isinstance(policy, str) and not (topology is None and bank is None):
         raise InputError("a scheduler of one's own has its trees; leave out topology and bank")
+    if temperature is not None:
+        SamplingParams(temperature=temperature)  # refuses what is no temperature
     if threads is not None:
         set_threads(threads)
     path = resolve_model(model)
