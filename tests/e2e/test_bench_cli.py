@@ -259,22 +259,32 @@ def interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.slow
-def test_a_stopped_run_goes_on(run: Run, files: dict[str, Path], tmp_path: Path) -> None:
-    """Ctrl-C keeps what is finished; the same command then gives the rows of a whole run."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_goes_on(
+    run: Run, files: dict[str, Path], tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """What is finished is kept, files for other programs are not; the same command then gives the
+    rows of a whole run."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     line = f"bench {{prompts}} {MODEL} --max-new-tokens 32 --repeats 3 --methods lookup"
     line += " --no-headroom"
     work, file = tmp_path / "work", tmp_path / "it.json"
     words = f"{line} --work {work} --json {file}".format(**files).split()
     with subprocess.Popen(
-        [sys.executable, "-m", "entmtp", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "entmtp", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(scratch)},
     ) as process:
         deadline = time.monotonic() + 120
         while count_lines(work) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert b"the same command goes on" in err
+    assert not list(scratch.glob("entmtp-bench-*"))
     assert not file.exists()
     resumed = run(f"{line} --work {work} --json {file}", **files)
     assert resumed.code == 0

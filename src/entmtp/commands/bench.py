@@ -1,7 +1,9 @@
 """``entmtp bench``: all ways to decode, side by side."""
 
 import json
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -122,14 +124,14 @@ def bench(workloads: tuple[str, ...], **options: Any) -> None:
 
     json_file, report, answers = options["json_file"], options["report"], options["spec_bench"]
     _check_outputs(json_file, report, answers)
-    with _session(workloads, options) as session:
+    with _cleaning_up(), _session(workloads, options) as session:
         folder = options["work"] or home() / "bench"
         with open_work(folder, session.digest, session.settings, is_fresh=options["fresh"]) as work:
             if work.num_done:
                 _notice(f"{work.num_done} prompts were done before; --fresh starts over")
             try:
                 result = session.run(work, machine_facts())
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, SystemExit):
                 _notice("finished prompts are kept; the same command goes on")
                 raise
             _print(result, session)
@@ -143,6 +145,19 @@ def bench(workloads: tuple[str, ...], **options: Any) -> None:
             err=True,
         )
         raise SystemExit(1)
+
+
+@contextmanager
+def _cleaning_up() -> Iterator[None]:
+    """SIGTERM ends the run as ctrl-C does: files and processes of other programs go with it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
